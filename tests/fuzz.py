@@ -221,6 +221,8 @@ class Http:
                 "retries": 0,
                 "log": [{"name": "n", "level": 20, "message": "m"}],
                 "running": [0, 1, "bWV0cg=="],
+                "seconds": [0.5, 1.0, 0.0, 0.0, 0.0],
+                "intervals": [[1, 2.5, 0.5]],
             },
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False, "short": -1},
         }

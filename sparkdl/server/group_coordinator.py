@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import ClusterError, RefusedError, SparkDLError, WireError
@@ -14,7 +17,7 @@ from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
 from sparkdl.transport.exchange import Begin, Notes
-from sparkdl.transport.messages import Kind, LogEntry, Reply, Running, Sections, Update
+from sparkdl.transport.messages import Interval, Kind, LogEntry, Reply, Running, Sections, Update
 
 Summary = dict[str, int | dict[int, int]]  # the counts of a run, by name
 # Frequent updates whose reply is made for one worker.
@@ -148,17 +151,40 @@ class GroupCoordinator(ABC):
         rows: int,
         retries: int,
         log: list[LogEntry],
-    ) -> dict[str, bool]:
-        """Record a worker's progress, retries and log entries; reply with the stop flag."""
+    ) -> dict[str, Any]:
+        """Record a worker's progress, retries and log entries; reply with the stop flag and the clock."""
         with self.changed:
             self.membership.hear(worker, generation, attempt)
             self.membership.note_progress(worker, epoch=epoch, rows=rows, retries=retries)
             self.log.extend(log)
-            return {"stop": self._is_stopping()}
+            return {"stop": self._is_stopping(), "clock": time.perf_counter()}
 
     def _is_stopping(self) -> bool:
         """Return True if workers should end."""
         return False
+
+    def note_times(
+        self,
+        worker: int,
+        generation: int,
+        attempt: int,
+        *,
+        seconds: Sequence[float],
+        intervals: Sequence[Interval],
+    ) -> None:
+        """Record the times of a worker.
+
+        Args:
+            worker: its worker.
+            generation: start of the worker group that it belongs to.
+            attempt: the worker's attempt.
+            seconds: the seconds of each of ``messages.ACTIVITIES`` so far.
+            intervals: new intervals of traced batches, on the clock of this process.
+        """
+        with self.changed:
+            member = self.membership.hear(worker, generation, attempt)
+            member.seconds = list(seconds) or member.seconds
+            self.state.intervals.extend((worker, interval) for interval in intervals)
 
     def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
         """Record a worker's metric states within an epoch.

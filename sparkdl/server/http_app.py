@@ -35,10 +35,11 @@ import errno
 import hmac
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from math import isfinite
 from typing import Any
 from wsgiref.types import InputStream
 
@@ -46,6 +47,7 @@ import flask
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, InternalServerError
 
+from sparkdl.core.waiting import waited_seconds
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     DataError,
@@ -59,7 +61,7 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.page import PAGE_ENDPOINTS, Page
 from sparkdl.transport import messages
-from sparkdl.transport.messages import Buffers, Reply, Running, Sections, Update
+from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -212,14 +214,27 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
     @app.post("/v1/heartbeat")
     def heartbeat() -> ResponseReturnValue:
         body = _json(
-            worker=int, generation=int, attempt=int, epoch=int, rows=int, retries=int, log=list, running=list
+            worker=int,
+            generation=int,
+            attempt=int,
+            epoch=int,
+            rows=int,
+            retries=int,
+            log=list,
+            running=list,
+            seconds=list,
+            intervals=list,
         )
         for entry in body["log"]:
             _check(entry, {"name": str, "level": int, "message": str})
+        seconds, intervals = _seconds(body.pop("seconds")), list(map(_interval, body.pop("intervals")))
         running = _running(body.pop("running"))
         if running is not None:
             store.note_running(body["worker"], body["generation"], body["attempt"], running)
-        return store.heartbeat(**body)
+        answer = store.heartbeat(**body)
+        who = body["worker"], body["generation"], body["attempt"]
+        store.note_times(*who, seconds=seconds, intervals=intervals)
+        return answer
 
     @app.post("/v1/failure")
     def failure() -> ResponseReturnValue:
@@ -293,6 +308,23 @@ def _check(value: object, fields: dict[str, type]) -> dict[str, Any]:
     return value
 
 
+def _seconds(values: list[Any]) -> list[float]:
+    """Return the seconds of a heartbeat: one number for each activity, or none."""
+    if len(values) not in (0, len(ACTIVITIES)) or not all(type(value) is float for value in values):
+        raise RefusedError(400, f"Expected seconds to be empty, or {len(ACTIVITIES)} numbers.")
+    return [value if isfinite(value) else 0.0 for value in values]
+
+
+def _interval(values: Any) -> Interval:
+    """Return an interval of a heartbeat: the index of its activity, its start and its length."""
+    if not isinstance(values, list) or [type(value) for value in values] != [int, float, float]:
+        raise RefusedError(400, "Expected an interval to have an activity, a start and a length.")
+    index, start, seconds = values
+    if not (0 <= index < len(ACTIVITIES) and isfinite(start) and isfinite(seconds)):
+        raise RefusedError(400, "Expected an interval of a known activity and of finite numbers.")
+    return Interval(ACTIVITIES[index], start, seconds)
+
+
 def _running(values: list[Any]) -> Running | None:
     """Return the metric states of a heartbeat, [epoch, rows, base64], or None for an empty list."""
     if not values:
@@ -333,7 +365,12 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
     while header := _read(stream, messages.UPDATE.size):
         update, lengths = messages.decode_update(header)
         store.admit(update, lengths)
-        reply = store.exchange(update, partial(_fill, update, lengths, stream))
+        arrival = _Arrival(update, lengths, stream)
+        began, waited = time.perf_counter(), waited_seconds()
+        reply = store.exchange(update, arrival)
+        waited = waited_seconds() - waited
+        merged = time.perf_counter() - began - waited - arrival.seconds
+        reply = replace(reply, waited=waited, merged=merged)
         try:
             parts = _buffers(reply)
             del reply
@@ -347,12 +384,28 @@ def _buffers(reply: Reply) -> Buffers:
     return [messages.encode_reply(reply), *messages.sections(reply)]
 
 
-def _fill(update: Update, lengths: Sections, stream: InputStream) -> Update:
-    """Return a copy of an update, with its sections.
+class _Arrival:
+    """The arrival of an update's sections.
 
-    The original is kept until the reply is sent, so it gets no sections.
+    Args:
+        update: the update, without its sections.
+        lengths: their lengths.
+        stream: the stream to read them from.
+
+    Attributes:
+        seconds: the time that reading them took.
     """
-    return messages.fill(replace(update), lengths, _read(stream, lengths.nbytes) if lengths.nbytes else b"")
+
+    def __init__(self, update: Update, lengths: Sections, stream: InputStream) -> None:
+        self.update, self.lengths, self.stream = update, lengths, stream
+        self.seconds = 0.0
+
+    def __call__(self) -> Update:
+        """Return a copy of the update with its sections. The original lives until the reply and has none."""
+        began = time.perf_counter()
+        body = _read(self.stream, self.lengths.nbytes) if self.lengths.nbytes else b""
+        self.seconds += time.perf_counter() - began
+        return messages.fill(replace(self.update), self.lengths, body)
 
 
 def _read(stream: InputStream, size: int) -> bytes:

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
+from sparkdl.core.waiting import Condition
 from sparkdl.errors import DataError, RefusedError, SparkDLError, WorkerLostError
-from sparkdl.transport.messages import LogEntry
+from sparkdl.transport.messages import Interval, LogEntry
 
+MOST_INTERVALS = 200_000  # maximum number of intervals that are kept
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
 
 
@@ -29,16 +31,18 @@ class RunState:
         failure: error that ends the current generation.
         log: messages of workers and of the endpoint for the driver to log.
         counters: numbers of events of the run, by name.
+        intervals: intervals of traced batches, each with its worker, on the clock ``time.perf_counter``.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
-        self.changed = threading.Condition(lock)
+        self.changed = Condition(lock)
         self.clock: Callable[[], float] = time.monotonic
         self.generation = 1
         self.closed = False
         self.failure: SparkDLError | None = None
         self.log: deque[LogEntry] = deque(maxlen=1000)
         self.counters = dict.fromkeys(COUNTED, 0)
+        self.intervals: deque[tuple[int, Interval]] = deque(maxlen=MOST_INTERVALS)
 
     def check_open(self, generation: int) -> None:
         """Refuse a request of an old generation, or of a run that is over.

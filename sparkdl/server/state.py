@@ -88,7 +88,8 @@ class Member:
     """An attempt of one worker.
 
     ``heard`` is the time of its last message. ``lost`` is True once the attempt was lost and is refused.
-    ``running`` holds the newest metric states of the epoch under way and of the one before.
+    ``running`` holds the newest metric states of the epoch under way and of the one before. ``seconds`` holds
+    the seconds of each of ``messages.ACTIVITIES``.
     """
 
     attempt: int
@@ -103,6 +104,7 @@ class Member:
     retries: int = 0
     lost: bool = False
     running: list[Running] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 class CarriedState(NamedTuple):

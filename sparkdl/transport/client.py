@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any, Protocol, TypeVar, Unpack
 
 from sparkdl.core.vectors import aligned, as_bytes
@@ -28,7 +29,17 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
 from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
-from sparkdl.transport.messages import Buffers, FailureReport, Flag, LogEntry, Reply, Running, Update
+from sparkdl.transport.messages import (
+    ACTIVITIES,
+    Buffers,
+    FailureReport,
+    Flag,
+    Interval,
+    LogEntry,
+    Reply,
+    Running,
+    Update,
+)
 
 TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint holds a request
 RETRIES = 6
@@ -325,6 +336,12 @@ class Loop(Protocol):
     def running(self) -> Running | None:
         """Return metric states that were not returned before, if any, and request the next ones."""
 
+    def seconds(self) -> list[float]:
+        """Return the seconds of each of ``messages.ACTIVITIES`` so far."""
+
+    def intervals(self) -> list[Interval]:
+        """Return the intervals of traced batches that were not returned before."""
+
     def stop(self) -> None:
         """Stop soon."""
 
@@ -343,6 +360,7 @@ class Heartbeat:
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
+        self._ahead, self._shortest = 0.0, inf  # of the endpoint's clock, from the shortest round trip
 
     def follow(self, loop: Loop) -> None:
         """Report the progress of this loop from now on, and stop it when the driver says so."""
@@ -377,6 +395,8 @@ class Heartbeat:
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
         log = self._log.take()
+        intervals = self._loop.intervals() if self._loop else []
+        began = time.perf_counter()
         try:
             _, answer = self._connection.call(
                 "/v1/heartbeat",
@@ -386,6 +406,11 @@ class Heartbeat:
                 retries=self._exchange.retried,
                 log=log,
                 running=_plain(running),
+                seconds=self._loop.seconds() if self._loop else [],
+                intervals=[
+                    (ACTIVITIES.index(each.activity), each.start + self._ahead, each.seconds)
+                    for each in intervals
+                ],
             )
         except TransportError:
             self._log.put_back(log)
@@ -393,6 +418,13 @@ class Heartbeat:
         except RefusedError as error:
             # An old attempt, or a run that is over: the loop learns this at its next exchange.
             return error.status not in (409, 410)
+        self._set_clock(began, time.perf_counter(), answer["clock"])
         if answer["stop"] and self._loop:
             self._loop.stop()
         return True
+
+    def _set_clock(self, began: float, ended: float, clock: float) -> None:
+        """Compare this process's clock with the endpoint's, whose answer came between two times."""
+        if ended - began < self._shortest:
+            self._shortest = ended - began
+            self._ahead = clock - (began + ended) / 2

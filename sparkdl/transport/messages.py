@@ -17,10 +17,11 @@ An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
     Q attempt  Q sequence  Q base_version  Q rows  d loss  d normalizer  Q offset  Q count  Q statistics
     Q metrics  Q state     16s run   16s layout
 
-A reply's header (endpoint to worker, ``REPLY``, 88 bytes)::
+A reply's header (endpoint to worker, ``REPLY``, 104 bytes)::
 
     4s magic "SDLR"     H kind      H flags      q evaluate    Q version    Q round
-    d progress  d learning_rate  Q offset   Q count   Q statistics   Q metrics   Q state
+    d progress  d learning_rate  d waited   d merged  Q offset   Q count   Q statistics   Q metrics
+    Q state
 
 The header states the length of every section, so the endpoint can check and refuse a message before it reads
 a byte of a section. Nothing here is ever unpickled.
@@ -41,9 +42,10 @@ from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.errors import WireError
 
 UPDATE = struct.Struct("<4sHHIIIIQQQQddQQQQQ16s16s")
-REPLY = struct.Struct("<4sHHqQQddQQQQQ")
+REPLY = struct.Struct("<4sHHqQQddddQQQQQ")
 MAGIC_UPDATE, MAGIC_REPLY = b"SDLU", b"SDLR"
 NO_ID = bytes(16)
+ACTIVITIES = "data", "compute", "exchange", "wait", "merge"  # of a worker
 
 
 class Kind(IntEnum):
@@ -118,7 +120,8 @@ class Update:
 class Reply:
     """A message from the endpoint. ``learning_rate`` nan: unchanged; ``evaluate`` -1: nothing to evaluate.
 
-    ``round`` is the open round, if updates are merged in rounds.
+    ``round`` is the open round, if updates are merged in rounds. Between the update and this reply the
+    endpoint waited for ``waited`` seconds and worked for ``merged`` seconds.
     """
 
     kind: Answer = Answer.NOTHING
@@ -128,6 +131,8 @@ class Reply:
     round: int = 0
     progress: float = 0.0
     learning_rate: float = nan
+    waited: float = 0.0
+    merged: float = 0.0
     offset: int = 0
     parameters: Vector = field(default_factory=lambda: EMPTY)
     statistics: Vector = field(default_factory=lambda: EMPTY)
@@ -235,6 +240,8 @@ def encode_reply(reply: Reply) -> bytes:
         reply.round,
         reply.progress,
         reply.learning_rate,
+        reply.waited,
+        reply.merged,
         reply.offset,
         *lengths_of(reply),
     )
@@ -263,9 +270,11 @@ def decode_reply(header: bytes | bytearray) -> tuple[Reply, Sections]:
         round=fields[5],
         progress=fields[6],
         learning_rate=fields[7],
-        offset=fields[8],
+        waited=fields[8],
+        merged=fields[9],
+        offset=fields[10],
     )
-    return reply, Sections(*fields[9:13])
+    return reply, Sections(*fields[11:15])
 
 
 def fill(message: Message, lengths: Sections, body: bytes | memoryview) -> Message:
@@ -326,6 +335,20 @@ class FailureReport(TypedDict):
     host: str
     message: str
     traceback: str
+
+
+class Interval(NamedTuple):
+    """A part of a worker's time.
+
+    Attributes:
+        activity: one of ``ACTIVITIES``.
+        start: its start, in seconds of the clock of the process that holds it.
+        seconds: its length.
+    """
+
+    activity: str
+    start: float
+    seconds: float
 
 
 class Running(NamedTuple):

@@ -24,7 +24,8 @@ from sparkdl.modeling.backends.base import Center, Replica
 from sparkdl.modeling.keras_variables import Layouts, generators, layout_of, metric_variables, read, write
 from sparkdl.modeling.signature import fixed_batch_size
 from sparkdl.transport.exchange import Exchange, Notes
-from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Running, Update
+from sparkdl.transport.messages import Answer, Flag, Interval, Kind, Reply, Running, Update
+from sparkdl.worker.stopwatch import Stopwatch
 from sparkdl.worker.strategies import (
     DeltaStrategy,
     ElasticStrategy,
@@ -80,7 +81,8 @@ class Loop:
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
-        self.waited, self.judged = 0.0, False
+        self.judged = False
+        self.watch = Stopwatch(settings.profile)
         self.learning_rate = float("nan")
         self.stepper = self._stepper()
         self.followed = None if settings.plan.joint else optimizers.follow(replica.model)
@@ -92,7 +94,14 @@ class Loop:
 
     def _center(self, version: int) -> Reply:
         """Return a reply with the current center, or without it if the center still has this version."""
-        return self.exchange(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
+        return self._ask(Update(kind=Kind.CENTER, epoch=self.epoch, base_version=version))
+
+    def _ask(self, update: Update) -> Reply:
+        """Send an update and return its reply."""
+        with self.watch.time("exchange"):
+            reply = self.exchange(update)
+        self.watch.divide(reply)
+        return reply
 
     def run(self, notes: Notes) -> None:
         """Train to the last epoch, or until the driver stops the run. ``notes`` are sent to the driver."""
@@ -117,7 +126,8 @@ class Loop:
             if self.stopped:
                 return
             self.epoch = epoch
-            self._train_epoch(sequence, self._rows_before(sequence) if resumed else 0)
+            with self.watch.time("compute"):
+                self._train_epoch(sequence, self._rows_before(sequence) if resumed else 0)
             sequence, resumed = self.plan.sequence(self.epoch + 1), False
         while not self.stopped:  # an evaluation may still follow
             self._settle(self.settings.epochs - 1)
@@ -153,6 +163,14 @@ class Loop:
             states = self._metric_states()
         self.states = Running(self.epoch, self.seen_rows, states)
 
+    def seconds(self) -> list[float]:
+        """Return the seconds of each of ``ACTIVITIES`` so far."""
+        return list(self.watch.seconds.values())
+
+    def intervals(self) -> list[Interval]:
+        """Return the intervals of traced batches that were not returned before."""
+        return self.watch.take_intervals()
+
     def stop(self) -> None:
         """Stop after the current batch. In rounds, the replies decide when to stop."""
         self.stopped = self.stopped or not self.settings.rounds
@@ -164,7 +182,7 @@ class Loop:
         return sum(span.stop - span.start for spans in windows for span in spans)
 
     def _train_epoch(self, sequence: int, seen_rows: int) -> None:
-        self.seen_rows, self.waited = seen_rows, 0.0
+        self.seen_rows, before = seen_rows, self._seconds_exchanging()
         began = time.perf_counter()
         end = self.plan.sequence(self.epoch + 1)
         while sequence < end:
@@ -173,6 +191,7 @@ class Loop:
                 if self.stopped:
                     break
                 batch = gathered.pop() if gathered else self._gather(span)
+                self.watch.begin_batch()
                 self.stepper.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
                 if self.asked and self.seen_rows:
@@ -182,22 +201,31 @@ class Loop:
             if self.stopped:
                 self._finish(Flag.STOP)
                 return
-        self._judge_exchanges(time.perf_counter() - began)
+        self._judge_exchanges(self._seconds_exchanging() - before, time.perf_counter() - began)
         self._finish(Flag.NONE)
 
-    def _judge_exchanges(self, seconds: float) -> None:
-        """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0."""
+    def _seconds_exchanging(self) -> float:
+        """Return the seconds of all exchanges so far, including the time that the endpoint waited."""
+        return sum(self.watch.seconds[activity] for activity in ("exchange", "wait", "merge"))
+
+    def _judge_exchanges(self, waited: float, seconds: float) -> None:
+        """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0.
+
+        Args:
+            waited: the seconds of the epoch's exchanges.
+            seconds: the seconds of the epoch.
+        """
         # Other workers may still be starting in the first epoch.
         first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1
         if self.worker or self.judged or self.plan.windows == 1 or first:
             return
-        if self.waited < max(LONG_SECONDS, seconds / 2):
+        if waited < max(LONG_SECONDS, seconds / 2):
             return
         fewer = 16 if self.plan.window == 1 else "epoch"
         logger.warning(
             "Exchanging updates and waiting for other workers took %.0f of the %.0f s of epoch %d. "
             "frequency=%r exchanges less often, at the cost of some accuracy per epoch.",
-            self.waited,
+            waited,
             seconds,
             self.epoch + 1,
             fewer,
@@ -213,32 +241,32 @@ class Loop:
         return spans, [self._gather(span) for span in spans[:1]]
 
     def _gather(self, span: Span) -> Batch:
-        if self.order[0] != span.turn:
-            self.order = span.turn, self.plan.order(span.turn, self.rows.buckets)
-        batch = self.rows.batch(self.order[1][span.start : span.stop])
-        self.rows.expect(self.order[1].upcoming)
-        return batch
+        with self.watch.time("data"):
+            if self.order[0] != span.turn:
+                self.order = span.turn, self.plan.order(span.turn, self.rows.buckets)
+            batch = self.rows.batch(self.order[1][span.start : span.stop])
+            self.rows.expect(self.order[1].upcoming)
+            return batch
 
     def _exchange(self, sequence: int) -> int:
         """Exchange a window's update; return the number of the next exchange."""
         update = self.stepper.update()
         update.sequence, update.epoch = sequence, self.epoch
-        self.waited -= time.perf_counter()
-        ticket = self.exchange.begin(update)
-        self.waited += time.perf_counter()
+        with self.watch.time("exchange"):
+            ticket = self.exchange.begin(update)
         self.replica.catch_up()  # while the reply is on its way
         if sequence + 1 < self.plan.sequence(self.epoch + 1):
             self.ahead = sequence + 1, self._window(sequence + 1)
-        self.waited -= time.perf_counter()
-        reply = self.exchange.finish(ticket)
-        self.waited += time.perf_counter()
+        with self.watch.time("exchange"):
+            reply = self.exchange.finish(ticket)
+        self.watch.divide(reply)
         if reply.flags & Flag.NOT_FINITE:
             self.stepper.recover(reply)
         else:
             self.stepper.adopt(reply)
         self._obey(reply)
         if reply.flags & Flag.CUT:
-            self._obey(self.exchange(self._standing(Kind.CUT, sequence=sequence + 1)))
+            self._obey(self._ask(self._standing(Kind.CUT, sequence=sequence + 1)))
         return self._catch_up(sequence, reply)
 
     def _catch_up(self, sequence: int, reply: Reply) -> int:
@@ -246,7 +274,7 @@ class Loop:
         while self.plan.joint and reply.round > sequence + 1:
             sequence += 1
             missed = Update(kind=Kind.GRADIENT, sequence=sequence, epoch=self.epoch)
-            reply = self.exchange(missed)
+            reply = self._ask(missed)
             self.stepper.settle()
             self.stepper.adopt(reply)
             self._obey(reply)
@@ -256,10 +284,10 @@ class Loop:
         """Report the end of an epoch, or the position in a stopped one."""
         report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
         self.replica.model.reset_metrics()
-        reply = self.exchange(report)
+        reply = self._ask(report)
         if reply.flags & Flag.SPEAK:  # the worker that should report the shared state was lost
             self._obey(reply)
-            reply = self.exchange(self._standing(Kind.REPORT, flags=flags))
+            reply = self._ask(self._standing(Kind.REPORT, flags=flags))
         self._settled(reply)
 
     def _standing(
@@ -286,7 +314,7 @@ class Loop:
     def _settle(self, epoch: int) -> None:
         """Wait again at the end of an epoch that this worker, or an earlier attempt of it, has reported."""
         self._settled(
-            self.exchange(
+            self._ask(
                 Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version)
             )
         )
@@ -306,7 +334,7 @@ class Loop:
         self._follow(reply.progress)
         if reply.evaluate > self.evaluated:
             self.evaluated = reply.evaluate
-            self._settled(self.exchange(self._evaluate(reply.evaluate)))
+            self._settled(self._ask(self._evaluate(reply.evaluate)))
 
     def _follow(self, progress: float) -> None:
         if self.followed is not None:
@@ -319,7 +347,7 @@ class Loop:
         # Read replica.model anew after each operation: only then does JAX write its values to the variables.
         replica = self.replica
         kept = read(metric_variables(replica.model))
-        center = self.exchange(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
+        center = self._ask(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
         if center.kind is Answer.CENTER:
             own = replica.read()
             replica.write(Center(center.parameters, center.statistics))
@@ -356,7 +384,7 @@ class Loop:
 
     def _restore(self) -> bool:
         """Resume from the last snapshot; return True if it was made in the middle of an epoch."""
-        reply = self.exchange(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
+        reply = self._ask(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
         layouts = Layouts.of(self.replica.model)
         cut = layouts.optimizer.nbytes
         end = cut + layouts.generators.nbytes

@@ -40,6 +40,7 @@ class TrainSettings:
         scale: the resulting factor of the learning rate, once the number of workers is known.
         slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense.
             See ``core.sparse_gradients``.
+        profile: the batches of each worker to trace, counted from 1.
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class TrainSettings:
     scale: float = 1.0
     validation_rows: int | None = None
     slices: int = 0
+    profile: range = range(0)
 
     def bound(self, working: int) -> TrainSettings:
         """Return the settings for this number of workers with rows."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.core.waiting import Condition
 from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import limits
 from sparkdl.transport.messages import Reply, Update
@@ -66,7 +67,7 @@ class Aggregation(ABC):
         self.staleness = [0] * (limits.MOST_STALE + 1)
         self.latest_staleness: dict[int, int] = {}
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
 
     @abstractmethod
     def push(self, update: Update, read: Read, control: Control) -> Reply:

@@ -233,6 +233,7 @@ class RunRecord:
             "heard": round(max(0.0, now - member.heard), 1),
             "retries": member.retries,
             "lost": member.lost,
+            "times": member.seconds,
         }
 
     def _speed(self, worker: int, member: Member, rows: int) -> float:

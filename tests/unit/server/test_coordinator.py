@@ -649,7 +649,7 @@ def test_a_stop_reaches_a_worker_with_its_next_reply():
     store.stop()
 
     assert push(store, 0, [1.0]).flags & Flag.STOP
-    assert {"stop": True} == store.heartbeat(0, 1, 1, 0, 5, 0, [{"message": "hello"}])
+    assert store.heartbeat(0, 1, 1, 0, 5, 0, [{"message": "hello"}])["stop"]
     assert 5 == store.members[0].seen_rows
     assert {"message": "hello"} == store.log.pop()
 

@@ -179,7 +179,17 @@ LOGGED = {"name": "n", "level": 20, "message": "hello"}
 def beat(*log, **fields):
     """Return the body of a heartbeat of worker 0."""
     return json.dumps(
-        {**WHO, "epoch": 1, "rows": 7, "retries": 0, "log": log, "running": [], **fields}
+        {
+            **WHO,
+            "epoch": 1,
+            "rows": 7,
+            "retries": 0,
+            "log": log,
+            "running": [],
+            "seconds": [],
+            "intervals": [],
+            **fields,
+        }
     ).encode()
 
 
@@ -187,9 +197,19 @@ def test_a_heartbeat_is_noted(endpoint, store):
     """A heartbeat records a worker's progress and its log entries."""
     status, _, body = endpoint.request("POST", "/v1/heartbeat", beat(LOGGED))
 
-    assert (200, {"stop": False}) == (status, json.loads(body))
+    assert (200, False) == (status, json.loads(body)["stop"])
     assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
     assert [LOGGED] == list(store.log)
+
+
+def test_times_of_a_worker_are_noted(endpoint, store):
+    """A heartbeat records a worker's seconds by activity, and the intervals of traced batches."""
+    endpoint.request(
+        "POST", "/v1/heartbeat", beat(seconds=[1.0, 2.0, 0.5, 0.25, 0.0], intervals=[[1, 3.5, 0.5]])
+    )
+
+    assert [1.0, 2.0, 0.5, 0.25, 0.0] == store.members[0].seconds
+    assert [(0, ("compute", 3.5, 0.5))] == list(store.state.intervals)
 
 
 def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, store):
@@ -243,7 +263,7 @@ BREAKING = {
     "join": ("/v1/join", joining()),
     "heartbeat": (
         "/v1/heartbeat",
-        json.dumps({**WHO, "epoch": 0, "rows": 1, "retries": 0, "log": [], "running": []}).encode(),
+        beat(),
     ),
     "_push": ("/v1/exchange", None),
 }
@@ -376,6 +396,9 @@ REQUESTS = {
     "a log of something else": ("POST", "/v1/heartbeat", beat(1), 400),
     "a log without a name": ("POST", "/v1/heartbeat", beat({"level": 20, "message": "m"}), 400),
     "metric states of another model": ("POST", "/v1/heartbeat", beat(running=[0, 5, "bWV0cg=="]), 413),
+    "seconds of something else": ("POST", "/v1/heartbeat", beat(seconds=[1.0, 2.0]), 400),
+    "an interval of no activity": ("POST", "/v1/heartbeat", beat(intervals=[[9, 0.0, 1.0]]), 400),
+    "an interval without a start": ("POST", "/v1/heartbeat", beat(intervals=[[1, None, 1.0]]), 400),
     "metric states in no base64": ("POST", "/v1/heartbeat", beat(running=[0, 5, "m"]), 400),
     "metric states of no epoch": ("POST", "/v1/heartbeat", beat(running=["0", 5, "bQ=="]), 400),
     "a log of no level": ("POST", "/v1/heartbeat", beat(LOGGED | {"level": "high"}), 400),
@@ -881,7 +904,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """The header of an update that waits keeps no body in memory."""
     update = Update(Kind.DELTA)
-    filled = http_app._fill(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))
+    filled = http_app._Arrival(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))()
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
 

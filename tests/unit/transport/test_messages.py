@@ -177,7 +177,7 @@ def test_the_bytes_of_a_reply_are_these():
     reply = Reply(Answer.MEAN, Flag.STOP, version=3, round=7, progress=1.5, learning_rate=0.5)
     expected = (
         "53444c52 0100 0200 ffffffffffffffff 0300000000000000 0700000000000000 000000000000f83f"
-        "000000000000e03f" + "00" * 40
+        "000000000000e03f" + "00" * 56
     )
 
     assert bytes.fromhex(expected) == messages.encode_reply(reply)

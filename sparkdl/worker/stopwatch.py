@@ -1,0 +1,83 @@
+"""The time of a worker by activity, and the trace of chosen batches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sparkdl.transport.messages import ACTIVITIES, Interval, Reply
+
+MOST_INTERVALS = 500  # maximum number of intervals in one heartbeat
+
+
+class Stopwatch:
+    """The time of a worker by activity. An inner activity interrupts the outer one, so that none overlap.
+
+    Args:
+        traced: the batches to trace, counted from 1 since the worker started.
+
+    Attributes:
+        seconds: total seconds by activity.
+    """
+
+    def __init__(self, traced: range = range(0)) -> None:
+        self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        self._traced, self._batches = traced, 0
+        self._activities: list[str] = []
+        self._since = 0.0
+        self._intervals: deque[Interval] = deque()
+        self._last_exchange: tuple[float, float] | None = None
+
+    @contextmanager
+    def time(self, activity: str) -> Iterator[None]:
+        """Count the time of a ``with`` block as that of an activity."""
+        self._lap()
+        self._activities.append(activity)
+        try:
+            yield
+        finally:
+            self._lap()
+            self._activities.pop()
+
+    def begin_batch(self) -> None:
+        """Begin the next batch."""
+        self._batches += 1
+
+    def divide(self, reply: Reply) -> None:
+        """Divide the time of the last exchange: the endpoint states how long it waited and merged."""
+        if not self._last_exchange:
+            return
+        start, seconds = self._last_exchange
+        wait = min(reply.waited, seconds)
+        merge = min(reply.merged, seconds - wait)
+        self.seconds["exchange"] -= wait + merge
+        self.seconds["wait"] += wait
+        self.seconds["merge"] += merge
+        if self._intervals and self._intervals[-1] == ("exchange", start, seconds):
+            self._intervals.pop()
+            way = (seconds - wait - merge) / 2  # there, and back
+            for activity, length in (("exchange", way), ("wait", wait), ("merge", merge), ("exchange", way)):
+                self._intervals.append(Interval(activity, start, length))
+                start += length
+        self._last_exchange = None
+
+    def take_intervals(self) -> list[Interval]:
+        """Remove and return the intervals traced so far. The heartbeat's thread calls it."""
+        taken: list[Interval] = []
+        kept = self._batches in self._traced  # the last interval may still be divided
+        while len(self._intervals) > kept and len(taken) < MOST_INTERVALS:
+            taken.append(self._intervals.popleft())
+        return taken
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        if self._activities:
+            activity, seconds = self._activities[-1], now - self._since
+            self.seconds[activity] += seconds
+            if self._batches in self._traced:
+                self._intervals.append(Interval(activity, self._since, seconds))
+            if activity == "exchange":
+                self._last_exchange = self._since, seconds
+        self._since = now
