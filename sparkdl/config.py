@@ -22,6 +22,7 @@ from sparkdl.settings import GROUPS, FaultTolerance, Network, Stragglers, flatte
 
 logger = logging.getLogger(__name__)
 
+MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 PlacementName = Literal["driver", "worker"]
 Frequency = Literal["batch", "epoch"] | int
@@ -306,6 +307,7 @@ class FitConfig:
         checkpoint: the settings of checkpoints; None writes no checkpoints.
         resume: whether to resume from the newest checkpoint.
         nan: the action for rows with NaN, Inf or labels that are not a class: "error" or "warn".
+        profile: the first and the last batch of each worker to trace, counted from 1; None traces nothing.
     """
 
     batch_size: int = 32
@@ -324,6 +326,7 @@ class FitConfig:
     checkpoint: CheckpointConfig | None = None
     resume: bool = False
     nan: str = "error"
+    profile: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.nan not in ("error", "warn"):
@@ -341,6 +344,7 @@ class FitConfig:
         require_flag("shuffle", self.shuffle)
         require_flag("preserve_partitions", self.preserve_partitions)
         self._check_checkpoint()
+        self._check_profile()
         if self.seed is not None:
             whole_number("seed", self.seed, least=0)
         split = self.validation_split
@@ -350,6 +354,23 @@ class FitConfig:
             )
         if self.class_weight is not None:
             _check_class_weight(self.class_weight)
+
+    @property
+    def traced(self) -> range:
+        """The batches of each worker to trace, counted from 1."""
+        return range(0) if self.profile is None else range(self.profile[0], self.profile[1] + 1)
+
+    def _check_profile(self) -> None:
+        given: object = self.profile
+        if given is None:
+            return
+        pair = list(given) if isinstance(given, list | tuple) else []
+        whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+        if not whole or not 1 <= pair[0] <= pair[1] < pair[0] + MOST_TRACED:
+            raise ConfigError(
+                "profile should be the first and the last batch to trace, counted from 1, with at most "
+                f"{MOST_TRACED} batches; got {given!r}. For example, profile=(10, 20)."
+            )
 
     def _check_checkpoint(self) -> None:
         require_flag("resume", self.resume)

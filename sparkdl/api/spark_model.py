@@ -191,6 +191,7 @@ class SparkModel:
         checkpoint: CheckpointConfig | str | None = None,
         resume: bool = False,
         nan: str = "error",
+        profile: tuple[int, int] | None = None,
     ) -> Any:
         """Train the model in place on the cluster.
 
@@ -246,6 +247,8 @@ class SparkModel:
                 exceptions. If the learning rate differs from the first run's, the new one is used.
             nan: "error" or "warn" about rows with NaN or Inf, or with a label outside the classes of a sparse
                 categorical cross-entropy. They are found before the first update.
+            profile: the first and the last batch of each worker whose time is traced, counted from 1, such as
+                (10, 20); ``History.save_trace`` writes the trace.
 
         Returns:
             A keras.callbacks.History; its ``training`` has counts and timings of the run.
@@ -285,6 +288,7 @@ class SparkModel:
                 checkpoint=checkpoint,
                 resume=resume,
                 nan=nan,
+                profile=profile,
             )
         )
 

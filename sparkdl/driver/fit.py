@@ -409,4 +409,7 @@ class FitRun:
         if isinstance(dropped, dict) and dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Late updates were not merged (%s).", workers)
-        self.request.history.training = self.training
+        history = self.request.history
+        history.training, history.run = self.training, self.record.values()
+        history.intervals = list(store.intervals)
+        self.request.history.intervals = list(store.intervals)

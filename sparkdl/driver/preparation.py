@@ -80,6 +80,7 @@ class FitArguments:
     checkpoint: CheckpointConfig | str | None
     resume: bool
     nan: str
+    profile: tuple[int, int] | None
 
     def settings(self, batch_size: int | None) -> FitConfig:
         """Return the settings of the fit; ``batch_size`` None is Keras's default.

@@ -31,7 +31,7 @@ from sparkdl.server.group_coordinator import Summary
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
 from sparkdl.server.state import EpochResult, Member, Snapshot
 from sparkdl.transport.exchange import Endpoint
-from sparkdl.transport.messages import LogEntry, Running
+from sparkdl.transport.messages import Interval, LogEntry, Running
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class RemoteCoordinator:
     # The endpoint in worker 0 does not report these.
     staleness: tuple[int, ...] = ()
     latest_staleness: Mapping[int, int] = MappingProxyType({})
+    intervals: tuple[tuple[int, Interval], ...] = ()
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask

@@ -72,6 +72,7 @@ def check(start: Start) -> None:
     """
     require_validation_rows(start)
     require_whole_batches(start)
+    require_traced_batches(start)
     judge_rows(start)
 
 
@@ -109,6 +110,22 @@ def require_whole_batches(start: Start) -> None:
                 f"The model takes only batches of {size} rows; {count} {what} leave a last batch of "
                 f"{count % size}. Leave {count % size} of them out."
             )
+
+
+def require_traced_batches(start: Start) -> None:
+    """Require a worker that trains on the batches to trace.
+
+    Raises:
+        ConfigError: no worker has so many batches.
+    """
+    fit = start.request.fit
+    each = (start.plan.steps,) if start.plan.joint else [plan.num_batches for plan in start.plans]
+    batches = max(each) * (fit.epochs - fit.initial_epoch)
+    if fit.profile is not None and fit.profile[0] > batches:
+        raise ConfigError(
+            f"profile={fit.profile} begins after the last batch; each worker trains on at most {batches} "
+            "batches in this fit. Choose earlier batches, or train for more epochs."
+        )
 
 
 def judge_rows(start: Start) -> None:

@@ -109,6 +109,7 @@ class TrainingJob:
             rule=Average(),
             power=self.choice.power,
             validation_rows=fit.validation_rows(held),
+            profile=fit.traced,
             slices=most_words(layout.size, request.num_workers) if request.config.joint else 0,
         )
         return TrainJob(

@@ -68,6 +68,11 @@ class GroupCoordinator(ABC):
         return self.state.log
 
     @property
+    def intervals(self) -> Sequence[tuple[int, Interval]]:
+        """Intervals of traced batches, each with its worker."""
+        return self.state.intervals
+
+    @property
     def counters(self) -> dict[str, int]:
         """Numbers of events of the run, by name."""
         return self.state.counters

@@ -104,6 +104,7 @@ OTHERWISE = {  # set by other Params, or of no use in Spark ML
     "validation_data",
     "parameter_server_mode",
     "deprecated",
+    "profile",  # of a History
     *GROUPS,
 }
 
