@@ -79,7 +79,8 @@ def run(
                 expected=expected, endpoint=endpoint, generation=generation, profile=cluster.profile
             )
             stage = stages.make(FunctionTask(function, num_workers))
-            return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier))
+            text = f"sparkdl: run {getattr(function, '__name__', 'a function')}"
+            return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier), text)
 
         group = WorkerGroup(
             cluster=cluster,

@@ -136,8 +136,10 @@ class TrainingJob:
 
         def submit(generation: int, barrier: bool) -> Job:
             action = make_action(replace(stages, generation=generation, profile=cluster.profile), barrier)
+            text = f"sparkdl: fit {request.model.name} with {request.num_workers} workers"
+            text += f", start {generation}" if generation > 1 else ""
             if isinstance(store, RemoteCoordinator):
-                return Job(cluster, lambda: store.receive(action()))
-            return Job(cluster, action)
+                return Job(cluster, lambda: store.receive(action()), text)
+            return Job(cluster, action, text)
 
         return submit

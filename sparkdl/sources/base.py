@@ -249,13 +249,13 @@ class ArraySource(Source):
         """Run an evaluation job; return the metric states and the number of rows of each partition."""
         stage = stages.make(EvaluateTask(stages.code, DealtRows()))
         action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
 
     def predictions(self, cluster: SparkApplication, stages: StageFactory) -> list[Any]:
         """Run a prediction job; return the predictions in row order, as a list of parts."""
         stage = stages.make(PredictBlocksTask(stages.code))
         action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: predict")
 
     @staticmethod
     def _parallelize(
@@ -440,4 +440,4 @@ class RddSource(Source):
         """Run an evaluation job; return the metric states and the number of rows of each partition."""
         stage = stages.make(EvaluateTask(stages.code, RddRows(schema=self.schema)))
         action = jobs.run_rdd(self.rdd, stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")

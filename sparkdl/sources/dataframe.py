@@ -295,7 +295,8 @@ class FrameSource(Source):
         frame = self._rows(self.schema.columns, part)
         stage = stages.make(EvaluateFrameTask(task))
         action = jobs.run_frame(frame, stage, "states binary, rows long", barrier=False)
-        return [(row.states, row.rows) for row in jobs.run(action, cluster)]
+        found = jobs.run(action, cluster, description="sparkdl: evaluate")
+        return [(row.states, row.rows) for row in found]
 
 
 def _worker_of(num_workers: int, seed: int) -> SqlColumn:

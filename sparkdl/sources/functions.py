@@ -87,4 +87,4 @@ class FunctionSource(Source):
         rows = FunctionRows(schema=self.schema, function=self.function, workers=self.workers)
         stage = stages.make(EvaluateTask(stages.code, rows))
         action = jobs.run_rdd(self._tasks(cluster, self.workers), stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan)
+        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")

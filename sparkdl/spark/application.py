@@ -40,6 +40,7 @@ from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
 
 logger = logging.getLogger(__name__)
 TAG = "sparkdl-"  # the beginning of the tags of jobs
+DESCRIPTION = "spark.job.description"  # Spark's local property
 STOP_SECONDS = 10.0  # the time that PySpark may take to stop an application
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
 _settings: WeakKeyDictionary[SparkContext, dict[str, str]] = WeakKeyDictionary()  # they never change
@@ -259,6 +260,11 @@ class SparkApplication:
                 self.context.removeJobTag(other)
         self.context.addJobTag(tag)
 
+    def describe(self, description: str) -> None:
+        """Describe the jobs of this thread in Spark's UI, unless the user has described them."""
+        if not self.context.getLocalProperty(DESCRIPTION):
+            self.context.setLocalProperty(DESCRIPTION, description)
+
     def untag(self, tag: str) -> None:
         """Remove a tag from the jobs that this thread starts from now on."""
         with self._unless_stopped():
@@ -407,6 +413,9 @@ class ConnectApplication(SparkApplication):
     def thread(self, target: Callable[[], Any], name: str) -> threading.Thread:
         """Return a thread whose jobs inherit the tags of this thread's jobs."""
         return InheritableThread(target=target, name=name, daemon=True, session=self.session)
+
+    def describe(self, description: str) -> None:
+        """Do nothing: a Connect client has tags only."""
 
     def tag(self, tag: str) -> None:
         """Tag the jobs of this thread, and remove the sparkdl tag that the thread may have inherited."""

@@ -7,7 +7,7 @@ lost workers, which a barrier stage cannot do, and all runs under dynamic alloca
 Spark refuses barrier stages.
 
 A job runs in a thread of its own and is cancelled by its tag. The user's job group, description and
-scheduler pool stay as they were.
+scheduler pool stay as they were; a job that the user has not described gets a description.
 """
 
 from __future__ import annotations
@@ -174,10 +174,11 @@ class Job:
     Args:
         cluster: the Spark application.
         action: the function that runs the job.
+        description: the description of the job in Spark's UI.
     """
 
-    def __init__(self, cluster: SparkApplication, action: Callable[[], Any]) -> None:
-        self._cluster, self._action = cluster, action
+    def __init__(self, cluster: SparkApplication, action: Callable[[], Any], description: str) -> None:
+        self._cluster, self._action, self._description = cluster, action, description
         self._tag = f"{TAG}{uuid.uuid4().hex}"
         self.error: Exception | None = None
         self.result: Any = None
@@ -187,6 +188,7 @@ class Job:
     def _run(self) -> None:
         try:
             self._cluster.tag(self._tag)
+            self._cluster.describe(self._description)
             with task_logs.hidden(self._cluster.log_context):
                 self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
@@ -231,7 +233,13 @@ def cancelled_if_interrupted(cluster: SparkApplication) -> Iterator[None]:
         cluster.untag(tag)
 
 
-def run(action: Callable[[], R], cluster: SparkApplication, *, of_rows: bool = True) -> R:
+def run(
+    action: Callable[[], R],
+    cluster: SparkApplication,
+    *,
+    of_rows: bool = True,
+    description: str = "sparkdl: look at the rows",
+) -> R:
     """Run a job and return its result; retry if executors lack sparkdl or a Python process is stale.
 
     A process is stale if it has Keras on another backend, or is bound to other GPUs.
@@ -240,13 +248,14 @@ def run(action: Callable[[], R], cluster: SparkApplication, *, of_rows: bool = T
         action: the function that runs the job.
         cluster: the Spark application.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
+        description: the description of the job in Spark's UI.
 
     Raises:
         SparkDLError: the job failed.
     """
     shipped, stale = False, 0
     while True:
-        job = Job(cluster, action)
+        job = Job(cluster, action, description)
         try:
             job.wait(math.inf)
         except BaseException:
