@@ -1,6 +1,8 @@
 """Over Spark Connect, a client without a SparkContext gets the same results from its DataFrames."""
 
 import ssl
+import subprocess
+import sys
 import threading
 
 import keras
@@ -279,3 +281,14 @@ def test_without_a_spare_slot_the_run_comes_with_the_result(spark, problem, tabl
             table, batch_size=203, epochs=3, verbose=0, validation_split=0.2, seed=1
         )
         assert problem.distance(model, reference, start) <= 1
+
+
+@pytest.mark.whole
+def test_the_doctor_checks_a_server(spark):
+    """``python -m sparkdl doctor`` passes all checks over Spark Connect."""
+    server = f"sc://127.0.0.1:{spark.conf.get('spark.connect.grpc.binding.port')}"
+    command = [sys.executable, "-m", "sparkdl", "doctor", "--master", server]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    assert 0 == done.returncode, done.stdout
+    assert done.stdout.endswith("A fit works here.\n")

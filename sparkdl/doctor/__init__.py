@@ -1,0 +1,1 @@
+"""``python -m sparkdl doctor``: checks of an installation and of a Spark application, for people."""
