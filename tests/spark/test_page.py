@@ -125,3 +125,20 @@ def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
         for entry in browser.get_log("browser")
         if entry["level"] == "SEVERE" and "ERR_" not in entry["message"]  # of the cut
     ]
+
+
+@pytest.mark.classic
+def test_jobs_are_described_in_sparks_page(spark, problem):
+    """Spark's own page names the fit of a job, unless the user has described the job."""
+    context = spark.sparkContext
+    store = context._jsc.sc().statusStore()
+    spark_model = SparkModel(problem.model(), num_workers=2)
+    for described in (None, "mine"):
+        context.setLocalProperty("spark.job.description", described)
+        spark_model.fit(problem.x, problem.y, verbose=0)
+    context.setLocalProperty("spark.job.description", None)
+    jobs = store.jobsList(None)
+    found = [jobs.apply(index).description() for index in range(jobs.size())]
+    texts = [each.get() for each in found if each.isDefined()]
+
+    assert {f"sparkdl: fit {spark_model.model.name} with 2 workers", "mine"} <= set(texts)
