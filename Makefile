@@ -133,7 +133,7 @@ notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 			--log-level WARN --output-dir build/notebooks "$$notebook" || exit 1; \
 	done
 
-# -- an environment that travels with a job: see docs/deployment.md -------------------------------
+# -- an environment that travels with a job: see docs/how-to/spark-submit.md ----------------------
 
 # venv-pack refuses an editable install, and executors get pyspark from Spark itself.
 build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py' -o -name '*.json')

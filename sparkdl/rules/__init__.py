@@ -67,7 +67,7 @@ class Choice(NamedTuple):
 
 
 def default(mode: str, window: int | None) -> Choice:
-    """Return the rule that experiments favour for a mode and frequency; see the table in docs/modes.md.
+    """Return the rule that experiments favour for a mode and frequency; see docs/explanation/modes.md.
 
     With several local steps per exchange, workers use sqrt(K) times the learning rate, which suits the mean
     of K; in rounds a momentum compensates for the rest. For one worker each default is plain Keras.
