@@ -122,7 +122,8 @@ types: .venv/.made-dev ## mypy, strict
 docs: .venv/.made-dev ## build docs/ into build/docs, a warning is an error
 	.venv/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
-pictures: ## draw the pictures of docs/ again, with Graphviz
+pictures: .venv/.made-dev ## draw the pictures of docs/ again, with Graphviz and matplotlib
+	.venv/bin/python docs/pictures/speed.py
 	@for picture in docs/pictures/*.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg" || exit 1; done
 
 notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks

@@ -28,7 +28,10 @@ copybutton_exclude = ".linenos, .gp, .go"
 # A build needs no network. Links to the pages of other libraries are made only on request.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!sparkdl\b).*"),
-    ("py:.*", r"sparkdl\.(core|modeling|transport|rules\.outer)\..*"),  # types that are not public
+    (
+        "py:.*",
+        r"sparkdl\.(core|modeling|transport|rules\.outer)\..*",
+    ),  # types that are not public
 ]
 if os.environ.get("SPARKDL_INTERSPHINX"):
     extensions.append("sphinx.ext.intersphinx")
@@ -47,7 +50,9 @@ html_show_sphinx = False
 
 def _link_pages(app, what, name, obj, options, lines):
     """Turn the names of pages in docstrings, such as docs/reference/glossary.md, into links."""
-    lines[:] = [re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", line) for line in lines]
+    lines[:] = [
+        re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", line) for line in lines
+    ]
 
 
 def _link_public_name(app, env, node, contnode):
@@ -56,7 +61,9 @@ def _link_public_name(app, env, node, contnode):
     if name not in sparkdl.__all__ or node["reftarget"] == f"sparkdl.{name}":
         return None
     python = env.get_domain("py")
-    return python.resolve_xref(env, node["refdoc"], app.builder, "class", f"sparkdl.{name}", node, contnode)
+    return python.resolve_xref(
+        env, node["refdoc"], app.builder, "class", f"sparkdl.{name}", node, contnode
+    )
 
 
 def setup(app):
