@@ -70,7 +70,7 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 # Two at a time: those of one kind of Spark cluster in one process, the others by their files.
 abreast = -n 2 --dist loadgroup
 
-.PHONY: test test-fast fuzz examples test-lowest test-highest test-backends test-all
+.PHONY: test test-fast fuzz examples docs-run test-lowest test-highest test-backends test-all
 test: .venv/.made ## the tests
 	@$(call spark,.venv) .venv/bin/python -m pytest $(abreast) $(call whole,installed) $(ARGS)
 
@@ -82,6 +82,9 @@ fuzz: .venv/.made-fuzz ## a million inputs each for the wire and for the endpoin
 
 examples: .venv/.made ## run every example
 	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_examples.py --all $(ARGS)
+
+docs-run: .venv/.made ## run every Python block of the documentation
+	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_docs_run.py --all $(ARGS)
 
 # What every supported version has to do.
 acceptance = tests/unit tests/keras tests/spark/test_acceptance.py
