@@ -159,6 +159,23 @@ packed-job: packed ## run examples/spark_submit_job.py on executors that have on
 		--archives 'build/packed/environment.tar.gz#environment' examples/spark_submit_job.py $(ARGS)
 	@rm -rf build/spark
 
+# -- a release: see docs/reference/versions.md -----------------------------------------------------
+
+# An old build/lib would put removed modules into the wheel.
+.PHONY: dist dist-check
+dist: .venv/.made-dev ## build the wheel and the source distribution into dist
+	rm -rf dist build/lib build/bdist.*
+	.venv/bin/python -m build --outdir dist .
+
+# The script comes from the README, and runs outside the clone, where only the wheel has sparkdl.
+dist-check: dist ## install the wheel into an empty environment and run the script of the README
+	rm -rf build/dist-check && mkdir -p build/dist-check/empty
+	.venv/bin/python -m venv build/dist-check/environment
+	build/dist-check/environment/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[spark,tensorflow-cpu]"
+	@JAVA_HOME="$$(.venv/bin/python tools/find_java.py)" && export JAVA_HOME && cd build/dist-check/empty && \
+		env -u PYTHONPATH -u PYSPARK_PYTHON ../environment/bin/python $(CURDIR)/tests/pages.py README.md
+	@echo "The script of the README runs with $$(echo dist/*.whl)."
+
 .PHONY: clean
 clean: ## remove every environment and everything built
 	rm -rf .venv .venv-lowest .venv-highest .venv-backends build dist *.egg-info artifacts spark-warehouse metastore_db
