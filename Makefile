@@ -70,7 +70,7 @@ demo: .venv/.made ## train on separate executor processes and compare with plain
 # Two at a time: those of one kind of Spark cluster in one process, the others by their files.
 abreast = -n 2 --dist loadgroup
 
-.PHONY: test test-fast fuzz examples test-lowest test-highest test-backends test-all
+.PHONY: test test-fast fuzz examples docs-run test-lowest test-highest test-backends test-all
 test: .venv/.made ## the tests
 	@$(call spark,.venv) .venv/bin/python -m pytest $(abreast) $(call whole,installed) $(ARGS)
 
@@ -82,6 +82,9 @@ fuzz: .venv/.made-fuzz ## a million inputs each for the wire and for the endpoin
 
 examples: .venv/.made ## run every example
 	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_examples.py --all $(ARGS)
+
+docs-run: .venv/.made ## run every Python block of the documentation
+	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_docs_run.py --all $(ARGS)
 
 # What every supported version has to do.
 acceptance = tests/unit tests/keras tests/spark/test_acceptance.py
@@ -122,7 +125,8 @@ types: .venv/.made-dev ## mypy, strict
 docs: .venv/.made-dev ## build docs/ into build/docs, a warning is an error
 	.venv/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
-pictures: ## draw the pictures of docs/ again, with Graphviz
+pictures: .venv/.made-dev ## draw the pictures of docs/ again, with Graphviz and matplotlib
+	.venv/bin/python docs/pictures/speed.py
 	@for picture in docs/pictures/*.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg" || exit 1; done
 
 notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
@@ -133,7 +137,7 @@ notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 			--log-level WARN --output-dir build/notebooks "$$notebook" || exit 1; \
 	done
 
-# -- an environment that travels with a job: see docs/deployment.md -------------------------------
+# -- an environment that travels with a job: see docs/how-to/spark-submit.md ----------------------
 
 # venv-pack refuses an editable install, and executors get pyspark from Spark itself.
 build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py' -o -name '*.json')
@@ -154,6 +158,23 @@ packed-job: packed ## run examples/spark_submit_job.py on executors that have on
 		build/spark/bin/spark-submit --master 'local-cluster[2,1,1024]' \
 		--archives 'build/packed/environment.tar.gz#environment' examples/spark_submit_job.py $(ARGS)
 	@rm -rf build/spark
+
+# -- a release: see docs/reference/versions.md -----------------------------------------------------
+
+# An old build/lib would put removed modules into the wheel.
+.PHONY: dist dist-check
+dist: .venv/.made-dev ## build the wheel and the source distribution into dist
+	rm -rf dist build/lib build/bdist.*
+	.venv/bin/python -m build --outdir dist .
+
+# The script comes from the README, and runs outside the clone, where only the wheel has sparkdl.
+dist-check: dist ## install the wheel into an empty environment and run the script of the README
+	rm -rf build/dist-check && mkdir -p build/dist-check/empty
+	.venv/bin/python -m venv build/dist-check/environment
+	build/dist-check/environment/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[spark,tensorflow-cpu]"
+	@JAVA_HOME="$$(.venv/bin/python tools/find_java.py)" && export JAVA_HOME && cd build/dist-check/empty && \
+		env -u PYTHONPATH -u PYSPARK_PYTHON ../environment/bin/python $(CURDIR)/tests/pages.py README.md
+	@echo "The script of the README runs with $$(echo dist/*.whl)."
 
 .PHONY: clean
 clean: ## remove every environment and everything built

@@ -1,13 +1,72 @@
 """How Sphinx builds these pages."""
 
+import os
+import re
+
+import sparkdl
+
 project = "sparkdl"
 author = "The sparkdl developers"
 project_copyright = "the sparkdl developers, Apache License 2.0"
+version = release = sparkdl.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-autodoc_typehints = "none"
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-nitpick_ignore = [("py:class", "datetime.timedelta")]  # the pages of Python are not looked at
+maximum_signature_line_length = 80
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-html_theme = "alabaster"
-html_theme_options = {"description": "Train Keras models on Spark with one line."}
+copybutton_exclude = ".linenos, .gp, .go"
+
+# A build needs no network. Links to the pages of other libraries are made only on request.
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!sparkdl\b).*"),
+    (
+        "py:.*",
+        r"sparkdl\.(core|modeling|transport|rules\.outer)\..*",
+    ),  # types that are not public
+]
+if os.environ.get("SPARKDL_INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "pyspark": ("https://spark.apache.org/docs/latest/api/python", None),
+        "python": ("https://docs.python.org/3", None),
+    }
+
+html_theme = "furo"
+html_title = f"sparkdl {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+
+
+def _link_pages(app, what, name, obj, options, lines):
+    """Turn the names of pages in docstrings, such as docs/reference/glossary.md, into links."""
+    lines[:] = [
+        re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", line) for line in lines
+    ]
+
+
+def _link_public_name(app, env, node, contnode):
+    """Link a public class that a signature names by its module, such as sparkdl.settings.Network."""
+    name = node["reftarget"].rpartition(".")[2]
+    if name not in sparkdl.__all__ or node["reftarget"] == f"sparkdl.{name}":
+        return None
+    python = env.get_domain("py")
+    return python.resolve_xref(
+        env, node["refdoc"], app.builder, "class", f"sparkdl.{name}", node, contnode
+    )
+
+
+def setup(app):
+    """Register the functions of this file."""
+    app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("missing-reference", _link_public_name)

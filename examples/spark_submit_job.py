@@ -2,7 +2,8 @@
 
     spark-submit --master spark://HOST:7077 --archives environment.tar.gz#environment spark_submit_job.py
 
-Set PYSPARK_PYTHON=./environment/bin/python and your own PYSPARK_DRIVER_PYTHON, see docs/deployment.md.
+Set PYSPARK_PYTHON=./environment/bin/python and your own PYSPARK_DRIVER_PYTHON, as described in
+docs/how-to/spark-submit.md.
 """
 
 import argparse

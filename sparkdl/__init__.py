@@ -6,10 +6,13 @@ Example:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+# Packages of the distribution "sparkdl" (0.2.2) and of Databricks Runtime ML, which use the same folder.
+_FOREIGN = "estimators", "graph", "horovod", "image", "param", "transformers", "udf", "utils"
 
 _HOMES = {
     "CheckpointConfig": "sparkdl.config",
@@ -48,6 +51,25 @@ if TYPE_CHECKING:
     from sparkdl.errors import SparkDLError
     from sparkdl.settings import FaultTolerance, Network, Stragglers
     from sparkdl.worker.collective import WorkerContext
+
+
+def _require_alone(folder: str) -> None:
+    """Require a folder of the package without files of the other project of this name.
+
+    Raises:
+        ImportError: the folder has packages of the other project.
+    """
+    found = [name for name in _FOREIGN if os.path.exists(os.path.join(folder, name, "__init__.py"))]
+    if found:
+        raise ImportError(
+            f"{folder} should hold the package of sparkdl-keras alone; it also has {', '.join(found)} of "
+            'another project named "sparkdl". Run "pip uninstall -y sparkdl sparkdl-keras", then install '
+            "sparkdl-keras again.",
+            name=__name__,
+        )
+
+
+_require_alone(os.path.dirname(__file__))
 
 
 def __getattr__(name: str) -> Any:

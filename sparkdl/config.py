@@ -291,7 +291,7 @@ class FitConfig:
     """The settings of one ``fit``.
 
     Attributes:
-        batch_size: rows per optimizer update (docs/modes.md explains it for each mode).
+        batch_size: rows per optimizer update (docs/explanation/modes.md explains it for each mode).
         epochs: the index of the epoch before which training ends, as in Keras.
         initial_epoch: the index of the epoch with which training begins.
         steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.

@@ -129,7 +129,8 @@ class FaultTolerance:
         max_restarts: maximum number of consecutive restarts of the worker group after a worker is
             lost. A completed epoch resets the count.
         on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
-            workers go on, and the lost one comes back if Spark starts its task again (docs/lifecycle.md).
+            workers go on, and the lost one comes back if Spark starts its task again; see
+            docs/explanation/fault-tolerance.md.
         recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run
             that lost a worker restarts from the last snapshot. None: a snapshot is made only at the
             end of each epoch and for each checkpoint within an epoch.

@@ -141,7 +141,7 @@ WITH = {  # other arguments without which an argument has no effect
     "num_labels": {"multi_label": True},
     "warmup_target": {"warmup_steps": 3},
 }
-# Classes that are not trained, with the reason; those in DOCUMENTED are in docs/modes.md.
+# Classes that are not trained, with the reason; those in DOCUMENTED are in docs/explanation/modes.md.
 LEFT = {
     "Loss": "the base class",
     "Metric": "the base class",

@@ -82,17 +82,18 @@ class SparkModel:
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
             "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum".
-            None is the default of mode and frequency, which may scale the learning rate (docs/modes.md).
+            None is the default of mode and frequency, which may scale the learning rate; see
+            docs/explanation/modes.md.
         custom_objects: classes and functions that the model needs, by name; those that the live model uses
             are found automatically.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
-        dashboard: whether each fit has a live page, whose link it prints (docs/watch.md).
+        dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md).
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
             the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
             keras.distribution.DataParallel for tasks with several GPUs.
         placement: "driver": the endpoint runs in this process; "worker": it runs in worker 0, for Spark
-            Connect, where executors cannot reach this process (docs/deployment.md).
+            Connect, where executors cannot reach this process (docs/how-to/connect.md).
         network: the address, the port and the encryption of the endpoint.
         fault_tolerance: when a worker is considered lost, and what happens then.
         stragglers: how long workers wait for slower ones.
@@ -208,7 +209,7 @@ class SparkModel:
             epochs: number of epochs, including those before ``initial_epoch``.
             verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
             callbacks: Keras callbacks. They run on the driver. Batch hooks are called each time
-                workers report, about twice a second (docs/modes.md).
+                workers report, about twice a second (docs/explanation/modes.md).
             validation_split: the fraction of rows held out if there is no ``validation_data``: the last rows
                 of arrays, or a seeded random choice of the rows of RDDs and DataFrames. The same rows are
                 held out in every epoch.
@@ -243,8 +244,8 @@ class SparkModel:
             checkpoint: a folder for checkpoints, or a ``sparkdl.CheckpointConfig`` that also sets their
                 schedule and retention. Only one run at a time can use a folder.
             resume: whether to resume from the newest checkpoint in that folder, if there is one, also in the
-                middle of an epoch. Data and settings must be unchanged; docs/lifecycle.md lists the
-                exceptions. If the learning rate differs from the first run's, the new one is used.
+                middle of an epoch. Data and settings must be unchanged; docs/explanation/fault-tolerance.md
+                lists the exceptions. If the learning rate differs from the first run's, the new one is used.
             nan: "error" or "warn" about rows with NaN or Inf, or with a label outside the classes of a sparse
                 categorical cross-entropy. They are found before the first update.
             profile: the first and the last batch of each worker whose time is traced, counted from 1, such as

@@ -1,7 +1,7 @@
 """Warnings about settings that scored below plain Keras in the convergence study.
 
 The data file ``known_shortfalls.json`` lists them. ``benchmarks/convergence.py --shortfalls`` writes it from
-the journal of the study; docs/which-mode-evidence.md describes the study.
+the journal of the study; docs/explanation/which-mode-evidence.md describes the study.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def words_of(one: Shortfall) -> str:
         else f"scored {one.points:.1f} points (hundredths of accuracy or R²) below plain Keras"
     )
     return (
-        f'In the convergence study of sparkdl (docs/which-mode-evidence.md), mode="{one.mode}" with '
-        f"frequency={frequency}{rule}, {optimizer} and {one.workers} workers {ended} on the data set "
-        f'{one.problem}. mode="synchronous" with frequency="batch" matches plain Keras for any number of '
-        "workers."
+        "In the convergence study of sparkdl (docs/explanation/which-mode-evidence.md), "
+        f'mode="{one.mode}" with frequency={frequency}{rule}, {optimizer} and {one.workers} workers {ended} '
+        f'on the data set {one.problem}. mode="synchronous" with frequency="batch" matches plain Keras for '
+        "any number of workers."
     )

@@ -67,7 +67,7 @@ class Choice(NamedTuple):
 
 
 def default(mode: str, window: int | None) -> Choice:
-    """Return the rule that experiments favour for a mode and frequency; see the table in docs/modes.md.
+    """Return the rule that experiments favour for a mode and frequency; see docs/explanation/modes.md.
 
     With several local steps per exchange, workers use sqrt(K) times the learning rate, since the
     mean of K workers' steps has one K-th of the variance of one step. In rounds, the momentum of

@@ -140,7 +140,7 @@ def in_layers(argument, members):
 
 
 RATES = {"Adadelta": 1.0, "Adagrad": 0.05, "Ftrl": 0.1, "SGD": 0.05, "Adafactor": 0.05, "Lion": 0.1}
-BUILT_BEFORE = "ScheduleFreeAdamW"  # docs/modes.md has the reason
+BUILT_BEFORE = "ScheduleFreeAdamW"  # docs/explanation/modes.md has the reason
 
 
 def with_optimizer(members):
@@ -196,7 +196,7 @@ FAMILIES = {
     ),
 }
 SETTINGS = {name: table.settings_of(*of) for name, (_, *of) in FAMILIES.items()}
-# As an activity regularizer it compares the rows of a batch: docs/modes.md.
+# As an activity regularizer it compares the rows of a batch: docs/explanation/modes.md.
 SETTINGS["activity"] = [s for s in SETTINGS["activity"] if s.kind.__name__ != "OrthogonalRegularizer"]
 
 
@@ -270,7 +270,8 @@ def without(family, setting):
 # The tests.
 
 TOGETHER = ["losses", "metrics", "constraints", "regularizers", "activity"]
-# Beside other losses this one is weighed by rows: see "losses of several outputs" in docs/modes.md.
+# Beside other losses this one is weighed by rows: see "losses of several outputs" in
+# docs/explanation/modes.md.
 ALONE = ["SparseCategoricalCrossentropy(ignore_class)"]
 USABLE = {
     family: [setting for setting in settings if str(setting) not in table.UNUSABLE]

@@ -54,7 +54,8 @@ def distance(build, x=X, rows=(50, 40), **options):
     return np.linalg.norm(vector(model) - vector(reference)) / way, stores[0]
 
 
-# MultiOptimizer raises ModelError. docs/modes.md says how ScheduleFreeAdamW differs, whatever the layers.
+# MultiOptimizer raises ModelError. docs/explanation/modes.md says how ScheduleFreeAdamW differs, whatever
+# the layers.
 LEFT_OUT = "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW"
 OPTIMIZERS = {
     name: kind

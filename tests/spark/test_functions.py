@@ -94,7 +94,7 @@ def test_what_a_function_returns_is_validated_and_evaluated(spark, problem, file
 
 @pytest.mark.whole
 def test_parquet_is_read_on_executors_as_in_the_docs(spark, problem, frames, tmp_path):
-    """The function of docs/data.md reads Parquet row groups with pyarrow, without Spark."""
+    """The function of docs/how-to/data.md reads Parquet row groups with pyarrow, without Spark."""
     folder = str(tmp_path / "visits")
     frames["array"].select("features", "label").repartition(3).write.parquet(folder)
 

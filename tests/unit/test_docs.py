@@ -1,25 +1,73 @@
-"""Names in the documentation must exist in the package."""
+"""Names and links in the documentation lead somewhere."""
 
 import importlib.util
 import re
 from pathlib import Path
 
+import pages
+
 import sparkdl
 
 ROOT = Path(__file__).parents[2]
 NAME = r"(?<![\w./-])sparkdl\.([A-Za-z_]\w*)"
+LOGGERS = {"workers"}  # without a module of that name
+LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
+NOT_RUN = 7  # blocks that need another library, or a real cluster
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 
 
 def test_the_docs_name_only_what_sparkdl_has():
-    """Every `sparkdl.NAME` in the documentation is a public name or a module."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    text = "\n".join(page.read_text() for page in pages)
+    """Every `sparkdl.NAME` in the documentation is a public name, a module or a logger."""
+    text = "\n".join(page.read_text() for page in PAGES)
     names = {name for quoted in re.findall(r"`([^`\n]+)`", text) for name in re.findall(NAME, quoted)}
 
-    missing = {name for name in names - set(sparkdl.__all__) if not _is_module(name)}
+    missing = {name for name in names - {*sparkdl.__all__, *LOGGERS} if not _is_module(name)}
     assert names
     assert set() == missing
 
 
 def _is_module(name: str) -> bool:
     return importlib.util.find_spec(f"sparkdl.{name}") is not None
+
+
+def test_links_resolve():
+    """Every relative link of a page leads to a file of the repository, and to a heading in it."""
+    links = [(page, link) for page in PAGES for link in LINK.findall(_prose(page))]
+    local = [(page, link) for page, link in links if not link.startswith(("http:", "https:"))]
+
+    broken = [f"{page.relative_to(ROOT)}: {link}" for page, link in local if not _resolves(page, link)]
+    assert len(local) > 100
+    assert [] == broken
+
+
+def test_docstrings_and_errors_name_pages_that_exist():
+    """Every page of the documentation that the code and its tests name exists."""
+    files = [file for folder in ("sparkdl", "tests", "examples") for file in (ROOT / folder).rglob("*.py")]
+    found = {page for file in files for page in re.findall(r"docs/[\w/-]+\.md", file.read_text())}
+
+    assert found
+    assert [] == [page for page in found if not (ROOT / page).exists()]
+
+
+def test_few_blocks_of_code_are_not_run():
+    """Every Python block of a page runs, except the few that need another library or a real cluster."""
+    left_out = [block for name in pages.names() for block in pages.blocks(name) if block["skip"]]
+
+    assert NOT_RUN == len(left_out)
+
+
+def _prose(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _resolves(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in _anchors(target))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub and MyST give the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

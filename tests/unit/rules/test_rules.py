@@ -418,7 +418,7 @@ DEFAULTS = [
 
 @pytest.mark.parametrize(("mode", "window", "kind", "power"), DEFAULTS)
 def test_every_mode_has_a_default_rule(mode, window, kind, power):
-    """Every mode has the default rule in the table of docs/modes.md."""
+    """Every mode has the default rule in the table of docs/explanation/modes.md."""
     choice = choose(None, mode=mode, window=window)
 
     assert isinstance(choice.rule, kind)
