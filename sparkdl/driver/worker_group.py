@@ -14,6 +14,7 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerL
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
+from sparkdl.server.metrics import TOKEN_SETTING, metrics_token
 from sparkdl.settings import Network, parse_port
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
@@ -40,7 +41,7 @@ def serving(
     if tls.is_wanted(network.tls, cluster):
         context, certificate = tls.server_context()
         logger.info("Workers and the endpoint use TLS 1.3.")
-    app = make_app(store, token, traffic)
+    app = make_app(store, token, traffic, metrics_token(cluster.setting(TOKEN_SETTING)))
     with serve(app, listen, port, store.shape.num_workers, context) as bound:
         try:
             yield Endpoint(host, bound, token, store.shape.run, certificate)

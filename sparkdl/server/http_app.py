@@ -1,6 +1,6 @@
 """The coordinator over HTTP: a Flask app, which ``http_server`` serves.
 
-All paths are under ``/v1`` and require the run's token (``Authorization: Bearer``):
+All paths require the run's token (``Authorization: Bearer``); ``/metrics`` also takes a token of its own:
 
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is valid;
 * ``POST /v1/join``       JSON: a worker's attempt joins; 202: an older one is active, ask again;
@@ -8,7 +8,8 @@ All paths are under ``/v1`` and require the run's token (``Authorization: Bearer
 * ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
 * ``POST /v1/heartbeat``  JSON: a worker's progress and log entries;
 * ``POST /v1/failure``    JSON: the failure of a task;
-* ``GET  /v1/status``     JSON: counters.
+* ``GET  /v1/status``     JSON: counters;
+* ``GET  /metrics``       text: counts and gauges for Prometheus (``server.metrics``).
 
 If the endpoint is in worker 0 (``worker.hosted_server``), for that run's client and its other workers:
 
@@ -19,9 +20,9 @@ If the endpoint is in worker 0 (``worker.hosted_server``), for that run's client
 
 Errors are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 408 incomplete request (may be
 sent again), 409 old generation or attempt, 410 the run is over, 411 no length, 413 too large, 422 layout of
-another model. The token is compared before anything else is read, and a body's header before its sections. A
-refused request has its connection closed, so that its body is never read. Request data is never
-unpickled, and no path of a request touches the disk.
+another model, 501 or 503 no metrics. The token is compared before anything else is read, and a body's
+header before its sections. A refused request has its connection closed, so that its body is never read.
+Request data is never unpickled, and no path of a request touches the disk.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.metrics import exposition
 from sparkdl.transport import messages
 from sparkdl.transport.messages import Buffers, Reply, Running, Sections, Update
 
@@ -88,17 +90,25 @@ class Traffic:
             }
 
 
-def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Flask:
-    """Return the Flask app over a coordinator."""
+def make_app(store: GroupCoordinator, token: str, traffic: Traffic, metrics_token: str = "") -> flask.Flask:
+    """Return the Flask app over a coordinator.
+
+    Args:
+        store: the coordinator.
+        token: the run's token.
+        traffic: the counts of requests.
+        metrics_token: a token that permits ``GET /metrics`` only; empty: there is none.
+    """
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # else answers with a redirect page
     app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
-    expected = f"Bearer {token}".encode()
+    expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
 
     @app.before_request
     def check_token() -> None:
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, expected):
+        allowed = expected if flask.request.path == "/metrics" else expected[:1]
+        if not any(hmac.compare_digest(given, each) for each in allowed):
             raise RefusedError(401, "The request does not carry the token of this run.")
 
     _add_errors(app, store, traffic)
@@ -120,6 +130,10 @@ def make_app(store: GroupCoordinator, token: str, traffic: Traffic) -> flask.Fla
             **traffic.summary(),
             **store.summary(),
         }
+
+    @app.get("/metrics")
+    def metrics() -> ResponseReturnValue:
+        return exposition(store, traffic.summary())
 
     return app
 
