@@ -17,10 +17,11 @@ from pathlib import Path
 CLASS, FUNCTION, FILE, POSITIONAL = 400, 60, 500, 5
 FACADE = "api/spark_model.py"  # its docstrings are the reference of the public API, and are not counted
 HEADLESS = re.compile(r"(\w+ )?(what|whether|who|how|where|which|those)\b", re.IGNORECASE)
-# The files that may use private attributes of Keras, of Spark, and of cheroot, whose classes they extend.
+# The files that may use private attributes of Keras, Spark, MLflow and cheroot.
 INTERNALS = (
     "modeling/keras_internals.py",
     "spark/spark_internals.py",
+    "api/mlflow_internals.py",
     "server/http_server.py",
     "transport/connections.py",
 )

@@ -11,7 +11,7 @@ import keras
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl.api import saving
+from sparkdl.api import saving, tracking
 from sparkdl.config import CheckpointConfig, Frequency, ModeName, PlacementName, TrainConfig
 from sparkdl.data.arrays import array_of
 from sparkdl.data.schema import Sample, Schema
@@ -19,6 +19,7 @@ from sparkdl.driver.first_row import FirstRow, settle, settle_sample
 from sparkdl.driver.fit import FitRun
 from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
+from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
     checks,
@@ -298,17 +299,23 @@ class SparkModel:
         with Cleanup() as stack:
             request = build_request(self._user_model(), arguments, keras.callbacks.History(), stack)
             self.history, self._settled = request.history, request.settled
-            with request.flags.applied():
-                run = FitRun(request)
-            try:
-                run.execute()
-                self._flags = request.flags
-            finally:
-                self.training_histories.append(getattr(self.history, "history", {}))
+            with tracking.logged(request, arguments):
+                run = self._train(request)
             # In a joint run all replicas share the optimizer's state, which is in the model.
             if not self.config.joint:
                 self._carried = request.num_workers, keras_variables.fingerprint(self.model), run.carried
             return self.history
+
+    def _train(self, request: Request) -> FitRun:
+        """Carry out a request, and return its run."""
+        with request.flags.applied():
+            run = FitRun(request)
+        try:
+            run.execute()
+            self._flags = request.flags
+        finally:
+            self.training_histories.append(getattr(self.history, "history", {}))
+        return run
 
     def _user_model(self) -> UserModel:
         """Return the model, its settings, and the state that earlier fits left."""

@@ -14,6 +14,7 @@ from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerL
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
+from sparkdl.server.monitoring.metrics import TOKEN_SETTING, metrics_token
 from sparkdl.server.monitoring.page import VIEWERS, Page
 from sparkdl.server.monitoring.record import no_event
 from sparkdl.settings import Network, parse_port
@@ -55,7 +56,9 @@ def serving(
     if tls.is_wanted(network.tls, cluster):
         context, certificate = tls.server_context()
         logger.info("Workers and the endpoint use TLS 1.3.")
-    app = make_app(store, token, traffic, page=page)
+    app = make_app(
+        store, token, traffic, metrics_token=metrics_token(cluster.setting(TOKEN_SETTING)), page=page
+    )
     viewers = 0 if page is None else VIEWERS
     with serve(app, listen, port, store.shape.num_workers, context, num_viewers=viewers) as bound:
         try:

@@ -28,6 +28,7 @@ class Epochs:
         stopped: reports of workers that were stopped within an epoch.
         attended: by epoch, the weights to evaluate, once the driver's callbacks have decided on them; None:
             the snapshot's weights.
+        last_losses: the last loss of the epochs that are over; empty before.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Epochs:
         self.reports: Reports = {}
         self.stopped: dict[int, Update] = {}
         self.attended: dict[int, tuple[Vector, Vector] | None] = {}
+        self.last_losses: list[float] = []
 
     def resume(self, reports: Reports) -> None:
         """Continue with the reports of an earlier run."""
@@ -162,6 +164,7 @@ class Epochs:
         """Return the reports of a complete epoch, with the losses since the epoch before."""
         report = self.reports[epoch]
         losses, self.merging.losses = self.merging.losses, []
+        self.last_losses = losses[-1:] or self.last_losses
         return report.result(report.validation, losses)
 
     def unattended(self, epoch: int) -> EpochResult | None:

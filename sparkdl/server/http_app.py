@@ -1,6 +1,6 @@
 """The coordinator over HTTP: a Flask app, which ``http_server`` serves.
 
-All paths are under ``/v1`` and require the run's token (``Authorization: Bearer``):
+All paths require the run's token (``Authorization: Bearer``); ``/metrics`` also takes a token of its own:
 
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is valid;
 * ``POST /v1/join``       JSON: a worker's attempt joins; 202: an older one is active, ask again;
@@ -8,7 +8,8 @@ All paths are under ``/v1`` and require the run's token (``Authorization: Bearer
 * ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
 * ``POST /v1/heartbeat``  JSON: a worker's progress and log entries;
 * ``POST /v1/failure``    JSON: the failure of a task;
-* ``GET  /v1/status``     JSON: counters.
+* ``GET  /v1/status``     JSON: counters;
+* ``GET  /metrics``       text: counts and gauges for Prometheus (``server.monitoring.metrics``).
 
 The live page (``server.monitoring.page``) has its own paths, which require a session instead of the token.
 
@@ -23,8 +24,8 @@ also use:
 Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 404 unknown
 path, 405 wrong method, 408 incomplete request (may be sent again), 409 old generation or attempt,
 410 the run is over, 411 no length, 413 wrong size, 422 layout of another model or other rows, 500
-the endpoint failed. The token is checked before the body is read, and the header of an update
-before its sections. The connection of a refused request is closed, so that the rest of its body is
+the endpoint failed, 501 or 503 no metrics. The token is checked before the body is read, and the
+header of an update before its sections. The connection of a refused request is closed, so that the rest of its body is
 never read. Request data is never unpickled, and no path is resolved on the disk.
 """
 
@@ -59,6 +60,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE_ENDPOINTS, Page
 from sparkdl.transport import messages
 from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Reply, Running, Sections, Update
@@ -104,7 +106,12 @@ class Traffic:
 
 
 def make_app(
-    store: GroupCoordinator, token: str, traffic: Traffic, *, page: Page | None = None
+    store: GroupCoordinator,
+    token: str,
+    traffic: Traffic,
+    *,
+    metrics_token: str = "",
+    page: Page | None = None,
 ) -> flask.Flask:
     """Return the Flask app over a coordinator.
 
@@ -112,12 +119,13 @@ def make_app(
         store: the coordinator.
         token: the run's token.
         traffic: the counts of requests to the endpoint.
+        metrics_token: a token that permits ``GET /metrics`` only; empty: there is none.
         page: the live page of the run, which has its own sessions.
     """
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
     app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
-    expected = f"Bearer {token}".encode()
+    expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
 
     if page is not None:
         page.add_to(app)
@@ -127,7 +135,8 @@ def make_app(
         if flask.request.endpoint in PAGE_ENDPOINTS:  # they check a session
             return
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, expected):
+        allowed = expected if flask.request.path == "/metrics" else expected[:1]
+        if not any(hmac.compare_digest(given, each) for each in allowed):
             raise RefusedError(401, "The request does not carry the token of this run.")
 
     _add_errors(app, store, traffic)
@@ -149,6 +158,10 @@ def make_app(
             **traffic.summary(),
             **store.summary(),
         }
+
+    @app.get("/metrics")
+    def metrics() -> ResponseReturnValue:
+        return exposition(store, traffic.summary())
 
     return app
 

@@ -78,3 +78,13 @@ def test_a_frozen_base_serves_a_new_head():
     assert "The base is as it was: True" in output
     # With five classes chance gives 0.2. Plain Keras reaches between 0.68 and 0.78, depending on the seed.
     assert float(output.rsplit("Accuracy on new garments:", 1)[1]) > 0.6
+
+
+def test_mlflow_records_a_fit():
+    """The run has the parameters, the metrics by epoch, and a model that predicts."""
+    pytest.importorskip("mlflow")
+    output = run("track_with_mlflow.py")
+
+    assert "'num_workers': '2', 'mode': 'synchronous', 'optimizer_name': 'adam'" in output
+    assert 5 == output.count(": val_loss ")
+    assert float(output.rsplit("Accuracy of the logged model:", 1)[1]) > 0.9

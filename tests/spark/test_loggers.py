@@ -1,8 +1,9 @@
-"""The callbacks of wandb, MLflow, tqdm and TensorBoard log each epoch and batch, as in plain Keras."""
+"""The callbacks of wandb, MLflow, tqdm, TensorBoard, Optuna and KerasTuner work as in plain Keras."""
 
 import io
 
 import keras
+import numpy as np
 import pytest
 
 from sparkdl import SparkModel
@@ -117,6 +118,80 @@ def test_tensorboard_has_what_it_has_in_keras(problem, tmp_path, update_freq):
             if name == "epoch_loss":
                 assert history.history[f"{prefix}loss"][epoch] == pytest.approx(value)
     assert ("epoch_loss", 1) in written("ours", "train")
+
+
+def test_tensorboard_has_the_graph_and_the_merged_weights(problem, tmp_path):
+    """The histograms of an epoch are those of the merged weights, and the graph is that of the model."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensorflow = pytest.importorskip("tensorflow")
+    means = []
+    model = problem.model()
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: means.append(float(np.mean(model.layers[0].kernel)))
+    )
+    SparkModel(model, num_workers=2).fit(
+        problem.x,
+        problem.y,
+        callbacks=[watch, keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, write_graph=True)],
+        **SETTINGS,
+    )
+
+    events = reader.EventAccumulator(str(tmp_path / "train"), {"tensors": 0}).Reload()
+    (name,) = [name for name in events.Tags()["tensors"] if name.endswith("hidden/kernel/histogram")]
+    drawn = {each.step: tensorflow.make_ndarray(each.tensor_proto) for each in events.Tensors(name)}
+    for epoch, buckets in drawn.items():  # left and right edge, and number of values
+        center = np.average(buckets[:, :2].mean(1), weights=buckets[:, 2])
+        assert means[epoch] == pytest.approx(center, abs=float(np.max(buckets[:, 1] - buckets[:, 0])))
+    assert [0, 1] == list(drawn)
+    assert "keras" in events.Tags()["tensors"]
+
+
+def test_optuna_prunes_by_the_results_of_epochs(problem):
+    """KerasPruningCallback reports each epoch to its trial, and a pruned trial ends the fit."""
+    optuna = pytest.importorskip("optuna")
+    callback = pytest.importorskip("optuna_integration").KerasPruningCallback
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=10.0, n_warmup_steps=0))
+
+    def objective(trial):
+        model = problem.model(keras.optimizers.SGD(trial.suggest_categorical("rate", [0.3, 1e9])))
+        history = SparkModel(model, num_workers=2).fit(
+            problem.x, problem.y, callbacks=[callback(trial, "val_loss")], **SETTINGS
+        )
+        return history.history["val_loss"][-1]
+
+    for rate in (0.3, 1e9):
+        study.enqueue_trial({"rate": rate})
+    study.optimize(objective, n_trials=2)
+
+    good, bad = study.trials
+    assert (2, good.intermediate_values[1]) == (len(good.intermediate_values), good.value)
+    assert ("PRUNED", 1) == (bad.state.name, len(bad.intermediate_values))
+
+
+@pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of keras-tuner 1.4
+def test_keras_tuner_finds_the_better_model(problem, tmp_path):
+    """A HyperModel whose fit is that of SparkModel is searched, and the best model is kept."""
+    tuner_package = pytest.importorskip("keras_tuner")
+    scores = {}
+
+    class Tuned(tuner_package.HyperModel):
+        def build(self, hp):
+            return problem.model(keras.optimizers.SGD(hp.Choice("rate", [1e-6, 0.3])))
+
+        def fit(self, hp, model, *args, **kwargs):
+            history = SparkModel(model, num_workers=2).fit(*args, **kwargs)
+            scores[hp.get("rate")] = min(history.history["val_loss"])
+            return history
+
+    tuner = tuner_package.GridSearch(Tuned(), "val_loss", directory=tmp_path)
+    tuner.search(problem.x, problem.y, **SETTINGS)
+
+    (best,) = tuner.get_best_models()
+    rows = problem.x[-41:], problem.y[-41:]  # the validation rows
+    assert 0.3 == tuner.get_best_hyperparameters()[0].get("rate")
+    assert scores[0.3] == pytest.approx(tuner.oracle.get_best_trials()[0].score)
+    assert scores[0.3] == pytest.approx(best.evaluate(*rows, verbose=0)[0], rel=1e-5)
 
 
 def test_the_progress_bar_of_keras_takes_the_place_of_ours(problem, capsys):

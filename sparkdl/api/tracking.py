@@ -1,0 +1,251 @@
+"""MLflow's autologging of fits.
+
+``mlflow.autolog()`` and ``mlflow.keras.autolog()`` replace ``keras.Model.fit``, which ``SparkModel.fit`` does
+not call. If they are on, this module logs a fit as their replacement does, with the same settings. An error
+of MLflow is logged as a warning and never ends a fit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from sparkdl.driver.preparation import FitArguments
+from sparkdl.driver.request import Request
+from sparkdl.errors import ConfigError
+from sparkdl.process.reasons import reason_of
+from sparkdl.rules import choose
+from sparkdl.settings import flattened
+
+logger = logging.getLogger(__name__)
+TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
+UNLOGGED = {
+    "x",
+    "y",
+    "validation_data",
+    "callbacks",
+    "verbose",
+    "decode",
+}  # arguments that are not parameters
+_chosen: dict[str, Any] = {}  # the settings given to ``autolog``; empty: off
+
+
+def autolog(*, disable: bool = False, **settings: Any) -> None:
+    """Log every ``SparkModel.fit`` to MLflow.
+
+    ``mlflow.autolog()`` and ``mlflow.keras.autolog()`` do so too. Unlike them, this function changes no other
+    library, and is independent of their settings.
+
+    Args:
+        disable: whether to turn off what an earlier call turned on.
+        settings: arguments of ``mlflow.keras.autolog``, such as ``log_models=False``.
+
+    Raises:
+        ConfigError: MLflow is not installed, or its function has no such argument.
+
+    Example:
+        >>> sparkdl.mlflow.autolog(log_models=False)  # doctest: +SKIP
+    """
+    known = _default_settings()
+    unknown = settings.keys() - known.keys()
+    if unknown:
+        raise ConfigError(
+            f"autolog should get arguments of mlflow.keras.autolog ({', '.join(known)}); got "
+            f"{', '.join(sorted(unknown))}. Leave them out."
+        )
+    _chosen.clear()
+    if not disable:
+        _chosen.update(known | settings)
+
+
+def _default_settings() -> dict[str, Any]:
+    """Return the arguments of ``mlflow.keras.autolog`` with their defaults.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+    try:
+        from mlflow.keras import autolog as original
+    except ImportError as error:
+        raise ConfigError(
+            f"sparkdl.mlflow needs MLflow, but importing it failed: {error}. Run pip install mlflow."
+        ) from error
+    return {name: each.default for name, each in inspect.signature(original).parameters.items()}
+
+
+@contextmanager
+def logged(request: Request, arguments: FitArguments) -> Iterator[None]:
+    """Log the fit in a ``with`` block to MLflow, if its autologging is on.
+
+    Args:
+        request: the request of the fit, which gets MLflow's callback.
+        arguments: the arguments of the fit.
+    """
+    settings = _settings()
+    if not settings or _is_excluded(request, exclusive=settings.get("exclusive", False)):
+        yield
+        return
+    fit, status = _LoggedFit(settings, request), "FAILED"
+    try:
+        fit.begin(arguments)
+        yield
+        fit.log_model()
+        status = "FINISHED"
+    finally:
+        fit.end(status)
+
+
+def _settings() -> dict[str, Any]:
+    """Return the settings of the autologging that is on; empty: none is."""
+    utils: Any = sys.modules.get("mlflow.utils.autologging_utils")  # MLflow is not imported for nothing
+    if _chosen or utils is None or utils.autologging_is_disabled("keras"):
+        return _chosen
+    return dict(utils.AUTOLOGGING_INTEGRATIONS["keras"])
+
+
+def _is_excluded(request: Request, *, exclusive: bool) -> bool:
+    """Return True if a fit is not logged although autologging is on.
+
+    Args:
+        request: the request of the fit.
+        exclusive: whether autologging leaves the user's own runs alone.
+    """
+    import mlflow
+
+    from sparkdl.api import mlflow_internals
+
+    if any(type(callback).__module__.startswith("mlflow.") for callback in request.callbacks):
+        logger.warning("A callback of MLflow logs this fit, so MLflow's autologging does not log it again.")
+        return True
+    run = mlflow.active_run()
+    if run is None:
+        # A CrossValidator fits other estimators in threads without a run. MLflow leaves these out too.
+        return mlflow_internals.is_estimator_logged()
+    return exclusive and TAG not in run.data.tags
+
+
+class _LoggedFit:
+    """A fit that is logged to MLflow.
+
+    Args:
+        settings: the settings of autologging, which are the arguments of ``mlflow.keras.autolog``.
+        request: the request of the fit.
+    """
+
+    def __init__(self, settings: dict[str, Any], request: Request) -> None:
+        self.settings, self.request = settings, request
+        self.run_id: str | None = None
+        self.owns = False  # whether this object has started the run and ends it
+        self.named: dict[str, str] = {}  # the logged model of MLflow 3, which metrics refer to
+
+    def begin(self, arguments: FitArguments) -> None:
+        """Start a run, unless one is active; log parameters and arrays, and add MLflow's callback."""
+        _attempt("start a run", self._start)
+        if self.run_id is None:
+            return
+        _attempt("log the parameters", lambda: self._log_parameters(arguments))
+        if self.settings.get("log_models"):
+            _attempt("begin a model", self._name_model)
+        if self.settings.get("log_datasets"):
+            _attempt("log the data", lambda: _log_arrays(arguments))
+        _attempt("follow the epochs", self._add_callback)
+
+    def _start(self) -> None:
+        import mlflow
+
+        run = mlflow.active_run()
+        if run is None:
+            run = mlflow.start_run(tags={**(self.settings.get("extra_tags") or {}), TAG: "keras"})
+            self.owns = True
+        self.run_id = run.info.run_id
+
+    def _log_parameters(self, arguments: FitArguments) -> None:
+        """Log the parameters that the run does not have yet: MLflow refuses to change one."""
+        import mlflow
+
+        known = mlflow.MlflowClient().get_run(self.run_id).data.params
+        values = _parameters(self.request, arguments)
+        mlflow.log_params({name: value for name, value in values.items() if name not in known})
+
+    def _name_model(self) -> None:
+        import mlflow
+
+        if hasattr(mlflow, "initialize_logged_model"):  # from MLflow 3
+            self.named = {"model_id": mlflow.initialize_logged_model("model").model_id}
+
+    def _add_callback(self) -> None:
+        from mlflow.keras import MlflowCallback
+
+        often = {name: self.settings[name] for name in ("log_every_epoch", "log_every_n_steps")}
+        self.request.callbacks = [*self.request.callbacks, MlflowCallback(**often, **self.named)]
+
+    def log_model(self) -> None:
+        """Log the trained model."""
+        if self.run_id is not None and self.settings.get("log_models"):
+            _attempt("log the model", self._log_model)
+
+    def _log_model(self) -> None:
+        import mlflow.keras
+        from mlflow.keras.utils import get_model_signature
+
+        model, settings = self.request.model, self.settings
+        signed = settings["log_model_signatures"]
+        mlflow.keras.log_model(
+            model,
+            **({"name": "model", **self.named} if self.named else {"artifact_path": "model"}),
+            save_exported_model=settings["save_exported_model"],
+            signature=_attempt("find the signature", lambda: get_model_signature(model)) if signed else None,
+            registered_model_name=settings["registered_model_name"],
+            save_model_kwargs=settings["save_model_kwargs"],
+        )
+
+    def end(self, status: str) -> None:
+        """End the run, if this object has started it."""
+        if self.owns:
+            import mlflow
+
+            _attempt("end the run", lambda: mlflow.end_run(status))
+
+
+def _attempt(what: str, action: Callable[[], Any]) -> Any:
+    """Return the result of a call of MLflow; after an error, warn and return None."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001 - MLflow's own errors, those of its store and of its network
+        logger.warning("MLflow could not %s, and the fit goes on without it: %s", what, reason_of(error))
+        return None
+
+
+def _parameters(request: Request, arguments: FitArguments) -> dict[str, Any]:
+    """Return the parameters of a fit by name: the arguments of ``fit``, and the settings of SparkModel."""
+    given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
+    config = request.config
+    return {
+        **{name: value for name, value in given.items() if name not in UNLOGGED},
+        "batch_size": request.fit.batch_size,
+        "mode": config.mode.value,
+        "frequency": config.frequency,
+        "merge": choose(config.merge, mode=config.mode.value, window=config.window).rule.name,
+        "num_workers": request.num_workers,
+        "batch_size_per_worker": config.batch_size_per_worker,
+        "placement": config.placement.value,
+        **flattened(config.stragglers),
+    }
+
+
+def _log_arrays(arguments: FitArguments) -> None:
+    """Log the training and validation rows that are NumPy arrays."""
+    import mlflow
+    import mlflow.data
+
+    for context, rows in ("train", (arguments.x, arguments.y)), ("eval", arguments.validation_data):
+        first = rows[:2] if isinstance(rows, tuple) else ()
+        if len(first) == 2 and all(isinstance(each, np.ndarray) for each in first):
+            mlflow.log_input(mlflow.data.from_numpy(first[0], targets=first[1]), context=context)

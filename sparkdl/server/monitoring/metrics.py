@@ -1,0 +1,161 @@
+"""Metrics of a run in Prometheus's text format, which the endpoint serves at ``/metrics``.
+
+A scrape reads the coordinator's own counts. Nothing is registered with prometheus_client, so nothing of a fit
+outlives it. The package is optional and is imported here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import ConfigError, RefusedError
+from sparkdl.process.reasons import reason_of
+from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.group_coordinator import GroupCoordinator
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+TOKEN_SETTING = "spark.sparkdl.metricsTokenFile"
+TOKEN_LENGTH = 16  # the minimum number of characters
+# The counts of a run, by name: the metric without its suffix _total, and its help.
+COUNTERS = {
+    "exchanges": ("exchanges", "Updates of workers that were counted."),
+    "retries": ("retries", "Requests that workers sent again."),
+    "duplicates": ("duplicate_updates", "Updates that arrived again and were not counted again."),
+    "refused": ("refused_updates", "Updates that were refused."),
+    "not_finite": ("not_finite_updates", "Updates with NaN or Inf, which were not merged."),
+    "superseded": ("superseded_attempts", "Attempts of workers that newer attempts replaced."),
+    "lost": ("lost_workers", "Workers that were lost while the run went on."),
+    "returned": ("returned_workers", "Lost workers that came back."),
+    "late_merged": ("late_merged_updates", "Updates that missed their round and were merged later."),
+    "late_dropped": ("late_dropped_updates", "Updates that missed their round and were not merged."),
+    "restarts": ("restarts", "Restarts of all workers."),
+    "bytes_received": ("received_bytes", "Bytes of updates."),
+    "bytes_sent": ("sent_bytes", "Bytes of replies to updates."),
+    "refused_requests": ("refused_requests", "Requests that were answered with an error."),
+}
+
+
+def metrics_token(path: str) -> str:
+    """Return the token in a file, with which Prometheus may read the metrics; "" without a path.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not hold a token.
+    """
+    if not path:
+        return ""
+    try:
+        token = Path(path).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{TOKEN_SETTING} should be a file with a token, on the driver; got {path!r}: {reason_of(error)}."
+        ) from error
+    if len(token) < TOKEN_LENGTH or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{TOKEN_SETTING} should be a file with a token of at least {TOKEN_LENGTH} characters without "
+            f"spaces; {path!r} has {len(token)} characters. Make one with: openssl rand -hex 32."
+        )
+    return token
+
+
+def exposition(store: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes, dict[str, str]]:
+    """Return the metrics of a run as text, and the header with their content type.
+
+    Args:
+        store: the coordinator of the run.
+        traffic: the counts of its requests.
+
+    Raises:
+        RefusedError: prometheus_client is not installed, or failed: a scrape never ends the run.
+    """
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    except ImportError:
+        raise RefusedError(
+            501, 'Metrics need prometheus_client: run pip install "sparkdl-keras[metrics]" on this machine.'
+        ) from None
+    try:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(store, traffic))
+        return generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST}
+    except Exception as error:  # otherwise the endpoint would end the run
+        raise RefusedError(503, f"The metrics could not be made: {reason_of(error)}.") from error
+
+
+class _Collector:
+    """The collector of one scrape.
+
+    Args:
+        store: the coordinator of the run.
+        traffic: the counts of its requests.
+    """
+
+    def __init__(self, store: GroupCoordinator, traffic: dict[str, int]) -> None:
+        self.store, self.traffic = store, traffic
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        with self.store.changed:
+            metrics = [*_counters(self.store, self.traffic), *_workers(self.store)]
+            if isinstance(self.store, Coordinator):
+                metrics += _progress(self.store)
+        yield from metrics
+
+
+def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    merging = store.merging
+    counts = {
+        **store.counters,
+        **traffic,
+        "late_merged": merging.merged_late,
+        "late_dropped": merging.dropped.total(),
+        "restarts": store.generation - 1,
+    }
+    for name, (metric, text) in COUNTERS.items():
+        yield CounterMetricFamily(f"sparkdl_{metric}", text, counts[name])
+
+
+def _workers(store: GroupCoordinator) -> Iterator[Metric]:
+    """Yield the number of workers by state, and the position of each."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    states = GaugeMetricFamily("sparkdl_workers", "Workers by state.", labels=["state"])
+    there = store.members.keys() - store.absent
+    missing = store.shape.num_workers - len(there | store.absent)
+    for state, number in ("joined", len(there)), ("lost", len(store.absent)), ("missing", missing):
+        states.add_metric([state], number)
+    yield states
+    labels = ["worker"]
+    epochs = GaugeMetricFamily(
+        "sparkdl_worker_epoch", "The epoch that a worker trains, from 0.", labels=labels
+    )
+    rows = GaugeMetricFamily(
+        "sparkdl_worker_epoch_rows", "Rows of that epoch that a worker has trained on.", labels=labels
+    )
+    silences = GaugeMetricFamily(
+        "sparkdl_worker_silence_seconds", "Time since a worker's last message.", labels=labels
+    )
+    for worker, member in sorted(store.members.items()):
+        epochs.add_metric([str(worker)], member.epoch)
+        rows.add_metric([str(worker)], member.seen_rows)
+        silences.add_metric([str(worker)], store.state.clock() - member.heard)
+    yield from (epochs, rows, silences)
+
+
+def _progress(store: Coordinator) -> Iterator[Metric]:
+    """Yield the progress of a training run and its last loss."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    epoch = max(store.cut.epoch, min((member.epoch for member in store.members.values()), default=0))
+    yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
+    yield GaugeMetricFamily("sparkdl_epochs", "The epoch at which training ends.", store.shape.epochs)
+    rows = sum(store.plans[0].rows) if store.plans else 0
+    yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
+    yield CounterMetricFamily("sparkdl_merges", "Rounds or updates that were merged.", store.merging.version)
+    for loss in store.merging.losses[-1:] or store.epochs.last_losses:
+        yield GaugeMetricFamily("sparkdl_loss", "Mean training loss of the last round or update.", loss)
