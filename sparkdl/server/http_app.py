@@ -25,8 +25,8 @@ Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid 
 path, 405 wrong method, 408 incomplete request (may be sent again), 409 old generation or attempt,
 410 the run is over, 411 no length, 413 wrong size, 422 layout of another model or other rows, 500
 the endpoint failed, 501 or 503 no metrics. The token is checked before the body is read, and the
-header of an update before its sections. The connection of a refused request is closed, so that the rest of its body is
-never read. Request data is never unpickled, and no path is resolved on the disk.
+header of an update before its sections. The connection of a refused request is closed, so that the
+rest of its body is never read. Request data is never unpickled, and no path is resolved on the disk.
 """
 
 from __future__ import annotations
