@@ -19,8 +19,9 @@ from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
+from sparkdl.driver.displays import choose_display
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
-from sparkdl.driver.progress import Display, Results, choose_display
+from sparkdl.driver.progress import Display, Results
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
@@ -226,18 +227,20 @@ class FitRun:
             self.checkpoints.require_owned()
             if result is not None:
                 if not self.reported:  # the start and the result arrived together
-                    self._report_start(store)
+                    self._report_start(store, display)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 return result
             group.check()
             self._begin_test(epoch, store)
             self.checkpoints.keep(store)
             if not self.reported and store.plans:
-                self._report_start(store)
+                self._report_start(store, display)
                 self._release(epoch, store)
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
             self._follow(epoch, store, display)
+            if not self.reported:
+                display.wait(group.waiting)
 
     def _release(self, epoch: int, store: Store) -> None:
         """Let workers train to the end of this epoch, at the model's present learning rate."""
@@ -262,7 +265,8 @@ class FitRun:
         if self.request.model.stop_training:
             store.cut_short(epoch)
         rows = sum(member.seen_rows for member in members if member.epoch == epoch)
-        display.update(rows, sum(self._rows(store)), self.reports.results)
+        if store.plans:
+            display.update(rows, sum(self._rows(store)), self.reports.results)
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
@@ -326,7 +330,7 @@ class FitRun:
         rows = sum(member.validation_rows for member in store.members.values())
         return num_batches(min(rows, fit.validation_rows(size) or rows), size)
 
-    def _report_start(self, store: Store) -> None:
+    def _report_start(self, store: Store, display: Display) -> None:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
@@ -343,7 +347,7 @@ class FitRun:
             worker_rows=list(start.plan.rows),
             learning_rate_scale=start.rate_scale,
         )
-        start_report.log(start)
+        start_report.report(start, display.note)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
         """Load the weights at the end of an epoch, call callbacks, and return the epoch's results."""
