@@ -17,6 +17,7 @@ _HOMES = {
     "Network": "sparkdl.settings",
     "SparkModel": "sparkdl.api.spark_model",
     "load_spark_model": "sparkdl.api.spark_model",
+    "plot": "sparkdl.ui.plot",
     "predict_udf": "sparkdl.driver.predictions",
     "run": "sparkdl.api.run",
     "to_simple_rdd": "sparkdl.api.spark_model",
@@ -35,6 +36,7 @@ __all__ = [
     "WorkerContext",
     "__version__",
     "load_spark_model",
+    "plot",
     "predict_udf",
     "run",
     "to_simple_rdd",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
     from sparkdl.settings import FaultTolerance, Network, Stragglers
+    from sparkdl.ui.plot import plot
     from sparkdl.worker.collective import WorkerContext
 
 

@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 PlacementName = Literal["driver", "worker"]
 Frequency = Literal["batch", "epoch"] | int
+MergeName = Literal[
+    "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco", "adasum"
+]
+Verbose = Literal["auto", 0, 1, 2]
 
 
 class Mode(StrEnum):

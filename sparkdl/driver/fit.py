@@ -12,7 +12,6 @@ import logging
 import time
 from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.config import Mode, Placement
@@ -27,6 +26,7 @@ from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
 from sparkdl.driver.start_report import Start
 from sparkdl.driver.training_job import TrainingJob
+from sparkdl.driver.training_record import TrainingRecord
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers, serialization
@@ -64,17 +64,18 @@ class FitRun:
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
-        self.training: dict[str, Any] = {
-            "workers": num_workers,
-            "merge": None if self.joint else self.rule.name,
-            "learning_rate_scale": 1.0,
-            "rows": 0,
-            "batch_size": batch_size,
-            "seed": fit.seed,
-            "epoch_seconds": [],
-            "losses": [],
-            "restarts": 0,
-        }
+        self.training = TrainingRecord(
+            workers=num_workers,
+            merge=None if self.joint else self.rule.name,
+            learning_rate_scale=1.0,
+            rows=0,
+            batch_size=batch_size,
+            seed=fit.seed,
+            epoch_rows=[],
+            epoch_seconds=[],
+            losses=[],
+            restarts=0,
+        )
         self.checkpoints = checkpoint_policy(request, self.driver, self.rule, self.training)
         self.training["seed"] = self.checkpoints.seed
         self.plan = Plan(
@@ -229,6 +230,7 @@ class FitRun:
                 if not self.reported:  # the start and the result arrived together
                     self._report_start(store, display)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
+                self.training["epoch_rows"].append(result.rows)
                 return result
             group.check()
             self._begin_test(epoch, store)

@@ -15,6 +15,7 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.request import Request
+from sparkdl.driver.training_record import counted
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import optimizers
 from sparkdl.rules import STUDIED, Choice
@@ -234,8 +235,3 @@ def report(start: Start, note: Callable[[str], None]) -> None:
         note(text)
     for text in filter(None, (line(start) for line in WARNINGS)):
         logger.warning("%s", text)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun, in the plural if needed."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -51,6 +51,7 @@ def test_the_public_names_are_these():
         "WorkerContext",
         "__version__",
         "load_spark_model",
+        "plot",
         "predict_udf",
         "run",
         "to_simple_rdd",
