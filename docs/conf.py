@@ -30,7 +30,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!sparkdl\b).*"),
     (
         "py:.*",
-        r"sparkdl\.(core|modeling|transport|rules\.outer)\..*",
+        r"sparkdl\.(core|driver|modeling|transport|rules\.outer)\..*",
     ),  # types that are not public
 ]
 if os.environ.get("SPARKDL_INTERSPHINX"):

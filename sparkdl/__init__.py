@@ -17,9 +17,11 @@ _FOREIGN = "estimators", "graph", "horovod", "image", "param", "transformers", "
 _HOMES = {
     "CheckpointConfig": "sparkdl.config",
     "FaultTolerance": "sparkdl.settings",
+    "History": "sparkdl.ui.history",
     "Network": "sparkdl.settings",
     "SparkModel": "sparkdl.api.spark_model",
     "load_spark_model": "sparkdl.api.spark_model",
+    "plot": "sparkdl.ui.plot",
     "predict_udf": "sparkdl.driver.predictions",
     "run": "sparkdl.api.run",
     "to_simple_rdd": "sparkdl.api.spark_model",
@@ -31,6 +33,7 @@ _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch"
 __all__ = [
     "CheckpointConfig",
     "FaultTolerance",
+    "History",
     "Network",
     "SparkDLError",
     "SparkModel",
@@ -38,6 +41,7 @@ __all__ = [
     "WorkerContext",
     "__version__",
     "load_spark_model",
+    "plot",
     "predict_udf",
     "run",
     "to_simple_rdd",
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
     from sparkdl.settings import FaultTolerance, Network, Stragglers
+    from sparkdl.ui.history import History
+    from sparkdl.ui.plot import plot
     from sparkdl.worker.collective import WorkerContext
 
 

@@ -26,6 +26,10 @@ MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 PlacementName = Literal["driver", "worker"]
 Frequency = Literal["batch", "epoch"] | int
+MergeName = Literal[
+    "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco", "adasum"
+]
+Verbose = Literal["auto", 0, 1, 2]
 
 
 class Mode(StrEnum):

@@ -5,14 +5,22 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import keras
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl.api import saving, tracking
-from sparkdl.config import CheckpointConfig, Frequency, ModeName, PlacementName, TrainConfig
+from sparkdl.config import (
+    CheckpointConfig,
+    Frequency,
+    MergeName,
+    ModeName,
+    PlacementName,
+    TrainConfig,
+    Verbose,
+)
 from sparkdl.data.arrays import array_of
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.first_row import FirstRow, settle, settle_sample
@@ -20,6 +28,7 @@ from sparkdl.driver.fit import FitRun
 from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
 from sparkdl.driver.request import Request
+from sparkdl.driver.training_record import table_of
 from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
     checks,
@@ -41,6 +50,8 @@ from sparkdl.sources.dataframe import FrameSource, require_free
 from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
 from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.spark.jobs import StageFactory
+from sparkdl.ui import summary
+from sparkdl.ui.history import History
 from sparkdl.worker.inference import features_of
 from sparkdl.worker.tasks import PredictRowsTask
 
@@ -123,7 +134,7 @@ class SparkModel:
         mode: ModeName = "synchronous",
         frequency: Frequency = "batch",
         num_workers: int | None = None,
-        merge: str | Rule | None = None,
+        merge: MergeName | Rule | None = None,
         custom_objects: dict[str, Any] | None = None,
         batch_size_per_worker: int | None = None,
         share_gpus: bool = False,
@@ -155,8 +166,15 @@ class SparkModel:
         _require_trainable(self.model, rule, distribution)
         self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
-        self.history: Any = None
+        self.history: History | None = None
         self.training_histories: list[dict[str, list[Any]]] = []
+
+    def __repr__(self) -> str:
+        settings = summary.of_spark_model(self.model, self.config, self.history)
+        return f"SparkModel({', '.join(f'{name}: {value}' for name, value in settings.items())})"
+
+    def _repr_html_(self) -> str:
+        return table_of(summary.of_spark_model(self.model, self.config, self.history))
 
     @property
     def master_network(self) -> keras.Model:
@@ -171,7 +189,7 @@ class SparkModel:
         y: Any = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: str | int = "auto",
+        verbose: Verbose = "auto",
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Any = None,
@@ -192,9 +210,9 @@ class SparkModel:
         decode: dict[str, Callable[[Any], Any]] | None = None,
         checkpoint: CheckpointConfig | str | None = None,
         resume: bool = False,
-        nan: str = "error",
+        nan: Literal["error", "warn"] = "error",
         profile: tuple[int, int] | None = None,
-    ) -> Any:
+    ) -> History:
         """Train the model in place on the cluster.
 
         Args:
@@ -253,7 +271,8 @@ class SparkModel:
                 (10, 20); ``History.save_trace`` writes the trace.
 
         Returns:
-            A keras.callbacks.History; its ``training`` has counts and timings of the run.
+            A keras.callbacks.History. Its ``training`` is a dict of counts and timings of the run, which
+            prints as a summary. ``sparkdl.plot(history)`` draws it.
 
         Raises:
             ConfigError: an argument cannot be honoured, or another fit is training the model.
@@ -294,17 +313,17 @@ class SparkModel:
             )
         )
 
-    def _fit(self, arguments: FitArguments) -> Any:
+    def _fit(self, arguments: FitArguments) -> History:
         """Train the model, as ``fit`` does."""
         with Cleanup() as stack:
-            request = build_request(self._user_model(), arguments, keras.callbacks.History(), stack)
-            self.history, self._settled = request.history, request.settled
+            request = build_request(self._user_model(), arguments, history := History(), stack)
+            self.history, self._settled = history, request.settled
             with tracking.logged(request, arguments):
                 run = self._train(request)
             # In a joint run all replicas share the optimizer's state, which is in the model.
             if not self.config.joint:
                 self._carried = request.num_workers, keras_variables.fingerprint(self.model), run.carried
-            return self.history
+            return history
 
     def _train(self, request: Request) -> FitRun:
         """Carry out a request, and return its run."""

@@ -97,32 +97,15 @@ def _install(extra: str) -> str:
 
 
 def name() -> Finding:
-    """Check that no other distribution has a package called sparkdl."""
+    """Check that no other distribution has a package called sparkdl; ``sparkdl`` itself refuses a mixture."""
     package = Path(str(importlib.import_module("sparkdl").__file__)).parent
     others = sorted(set(metadata.packages_distributions().get("sparkdl", ())) - {DISTRIBUTION})
-    shown = " and ".join(f"{each} {version_of(each)}" for each in others) or "another distribution"
-    uninstall = f"pip uninstall {' '.join(others) or 'sparkdl'}"
-    if foreign_files(package):
-        return Finding(
-            "failed",
-            f"{shown} has files in {package} too. Run {uninstall}, remove {package}, and install "
-            f"{DISTRIBUTION} again.",
-        )
     if others:
-        return Finding("warning", f"{shown} is installed too, elsewhere. Run {uninstall}.")
+        shown = " and ".join(f"{each} {version_of(each)}" for each in others)
+        return Finding(
+            "warning", f"{shown} is installed too, elsewhere. Run pip uninstall {' '.join(others)}."
+        )
     return Finding("ok", f"{importlib.import_module('sparkdl').__version__} ({package})")
-
-
-def foreign_files(package: Path) -> list[Path]:
-    """Return the modules in the folder of the package that its distribution did not install there."""
-    try:
-        files = metadata.files(DISTRIBUTION) or ()
-    except metadata.PackageNotFoundError:
-        return []
-    own = {Path(str(each.locate())).resolve() for each in files}
-    if package.resolve() / "__init__.py" not in own:  # an editable installation, or a copy
-        return []
-    return sorted(path for path in package.resolve().rglob("*.py") if path not in own)
 
 
 def keras() -> Finding:

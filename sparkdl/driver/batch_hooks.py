@@ -18,7 +18,7 @@ from math import isfinite
 import keras
 
 from sparkdl.callbacks import LearningRateFactor
-from sparkdl.driver.progress import Results
+from sparkdl.driver.display.progress import Results
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_internals, keras_variables, optimizers
 from sparkdl.modeling.keras_types import Callback, Model

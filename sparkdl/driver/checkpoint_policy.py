@@ -16,8 +16,8 @@ from sparkdl.config import Mode, Placement
 from sparkdl.core import packing
 from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
+from sparkdl.driver.display.progress import Results
 from sparkdl.driver.epochs import DriverModel
-from sparkdl.driver.progress import Results
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError

@@ -22,7 +22,7 @@ from sparkdl.core.vectors import Array, Layout, Vector, trim
 from sparkdl.data.batch_plan import Integers
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
-from sparkdl.driver.progress import Results
+from sparkdl.driver.display.progress import Results
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_internals, keras_metrics, keras_variables, object_pickling, optimizers
 from sparkdl.modeling.backends.common import loss_metric

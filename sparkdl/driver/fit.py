@@ -12,21 +12,22 @@ import logging
 import time
 from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 from sparkdl.callbacks import LearningRateScaling
 from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
+from sparkdl.driver.display.choice import choose_display
+from sparkdl.driver.display.observation import ObservedDisplay, record_of
+from sparkdl.driver.display.progress import Display, Results
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
-from sparkdl.driver.observation import ObservedDisplay, record_of
-from sparkdl.driver.progress import Display, Results, choose_display
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
 from sparkdl.driver.start_report import Start
 from sparkdl.driver.training_job import TrainingJob
+from sparkdl.driver.training_record import TrainingRecord
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers, serialization
@@ -66,17 +67,18 @@ class FitRun:
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
-        self.training: dict[str, Any] = {
-            "workers": num_workers,
-            "merge": None if self.joint else self.rule.name,
-            "learning_rate_scale": 1.0,
-            "rows": 0,
-            "batch_size": batch_size,
-            "seed": fit.seed,
-            "epoch_seconds": [],
-            "losses": [],
-            "restarts": 0,
-        }
+        self.training = TrainingRecord(
+            workers=num_workers,
+            merge=None if self.joint else self.rule.name,
+            learning_rate_scale=1.0,
+            rows=0,
+            batch_size=batch_size,
+            seed=fit.seed,
+            epoch_rows=[],
+            epoch_seconds=[],
+            losses=[],
+            restarts=0,
+        )
         self.checkpoints = checkpoint_policy(request, self.driver, self.rule, self.training)
         self.training["seed"] = self.checkpoints.seed
         self.plan = Plan(
@@ -218,7 +220,7 @@ class FitRun:
         display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)
         if page is not None:
-            display.say(f"Live page: {group.address}{page.link()}")
+            display.note(f"Live page: {group.address}{page.link()}")
         return store, group, ObservedDisplay(display, self.record, store, self.traffic)
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
@@ -237,18 +239,21 @@ class FitRun:
             self.checkpoints.require_owned()
             if result is not None:
                 if not self.reported:  # the start and the result arrived together
-                    self._report_start(store)
+                    self._report_start(store, display)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
+                self.training["epoch_rows"].append(result.rows)
                 return result
             group.check()
             self._begin_test(epoch, store)
             self.checkpoints.keep(store)
             if not self.reported and store.plans:
-                self._report_start(store)
+                self._report_start(store, display)
                 self._release(epoch, store)
                 started = time.monotonic()
                 display.begin(epoch, sum(self._rows(store)))
             self._follow(epoch, store, display)
+            if not self.reported:
+                display.wait(group.waiting)
 
     def _release(self, epoch: int, store: Store) -> None:
         """Let workers train to the end of this epoch, at the model's present learning rate."""
@@ -275,7 +280,8 @@ class FitRun:
         if self.request.model.stop_training:
             store.cut_short(epoch)
         rows = sum(member.seen_rows for member in members if member.epoch == epoch)
-        display.update(rows, sum(self._rows(store)), self.reports.results)
+        if store.plans:
+            display.update(rows, sum(self._rows(store)), self.reports.results)
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
@@ -339,7 +345,7 @@ class FitRun:
         rows = sum(member.validation_rows for member in store.members.values())
         return num_batches(min(rows, fit.validation_rows(size) or rows), size)
 
-    def _report_start(self, store: Store) -> None:
+    def _report_start(self, store: Store, display: Display) -> None:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
@@ -356,7 +362,7 @@ class FitRun:
             worker_rows=list(start.plan.rows),
             learning_rate_scale=start.rate_scale,
         )
-        start_report.log(start)
+        start_report.report(start, display.note)
 
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
         """Load the weights at the end of an epoch, call callbacks, and return the epoch's results."""

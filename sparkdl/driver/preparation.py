@@ -217,7 +217,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
     require_sendable(source, cluster)
     cluster.require_python(keras_settings.backend())
     most = min(fit.batch_size, source.count() or fit.batch_size)
-    num_workers = _num_workers(user, cluster, most, fixed)
+    num_workers, reason = _num_workers(user, cluster, most, fixed)
     spare = spare_slot(config, cluster, num_workers, callbacks)
     hybrid_of(config, num_workers)  # refuses a quorum that is too large before any job runs
     lease = hold_lease(fit.checkpoint, config, stack)
@@ -225,8 +225,9 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         with user.trainability().applied():
             # A model that cannot be serialized is refused before a job reads rows.
             serialization.freeze(model, user.builder, user.custom_objects)
+    wanted = num_workers
     if fit.preserve_partitions:
-        num_workers = whole_partitions(source, config.num_workers, num_workers)
+        num_workers = whole_partitions(source, config.num_workers, wanted)
     rows = _look_at_rows(user, fit, source, validation, num_workers)
     return Request(
         model=model,
@@ -236,6 +237,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         fit=fit,
         cluster=cluster,
         num_workers=num_workers,
+        reason=reason if num_workers == wanted else "one per partition",
         source=source,
         validation=validation,
         schema=rows.schema,
@@ -320,8 +322,8 @@ def _settle_steps(
     return fit.with_steps_of(rows, held if validation is None else validation.count())
 
 
-def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> int:
-    """Return the number of workers: at most ``most`` if they divide each batch among themselves.
+def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> tuple[int, str]:
+    """Return the number of workers and the reason: at most ``most`` if they divide each batch.
 
     Raises:
         ConfigError: several were requested, and every batch of the model must have ``fixed`` rows.
@@ -338,10 +340,9 @@ def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: i
         most if config.joint else None,
         config.fault_tolerance.start_timeout,
     )
-    logger.info("%d workers: %s.", num_workers, why)
     if config.joint:
         checks.require_divisible(user.model, num_workers)
-    return num_workers
+    return num_workers, why if fixed is None else f"the model takes batches of {fixed} rows"
 
 
 class _Rows(NamedTuple):

@@ -31,6 +31,7 @@ class Request:
         fit: the settings of this fit.
         cluster: the Spark application.
         num_workers: the number of workers.
+        reason: why it is this number.
         source: the training rows.
         validation: the validation rows, if they are not held out from the training rows.
         schema: the columns of every row.
@@ -56,6 +57,7 @@ class Request:
     fit: FitConfig
     cluster: SparkApplication
     num_workers: int
+    reason: str
     source: Source
     validation: Source | None
     schema: Schema

@@ -1,4 +1,4 @@
-"""The report at the start of a run: checks of the workers' rows, and log lines about their division.
+"""The report at the start of a run: checks of the workers' rows, and lines about their division.
 
 Workers count their rows when they begin. Each line is a function that returns its text, or None if it does
 not apply.
@@ -15,6 +15,7 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.request import Request
+from sparkdl.driver.training_record import counted
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import optimizers
 from sparkdl.rules import STUDIED, Choice
@@ -165,17 +166,18 @@ def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
     return gpus
 
 
-# Log lines.
+# Lines.
 
 
 def division(start: Start) -> str:
-    """Return the numbers of workers, of rows and of updates per epoch."""
+    """Return the numbers of workers and the reason for it, of rows, and of updates per epoch."""
     plan = start.plan
     whose = "over all workers" if plan.joint else "per worker"
     updates = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
     return (
-        f"{start.request.num_workers} workers on {start.rows} rows, batch_size={plan.batch_size} {whose}: "
-        f"{updates} updates per epoch."
+        f"{counted(start.request.num_workers, 'worker')} ({start.request.reason}) on "
+        f"{counted(start.rows, 'row')}, batch_size={plan.batch_size} {whose}: "
+        f"{counted(updates, 'update')} per epoch."
     )
 
 
@@ -239,20 +241,14 @@ def single_classes(start: Start) -> str | None:
     return f"Workers with rows of only one class: {one}. Use {mixes} to mix the rows."
 
 
-LINES: tuple[tuple[int, Callable[[Start], str | None]], ...] = (
-    (logging.INFO, division),
-    (logging.INFO, scaled_rate),
-    (logging.WARNING, unstudied),
-    (logging.WARNING, known_shortfall),
-    (logging.WARNING, idle_workers),
-    (logging.WARNING, empty_partitions),
-    (logging.WARNING, single_classes),
-)
+SUMMARY = (division, scaled_rate)
+WARNINGS = (unstudied, known_shortfall, idle_workers, empty_partitions, single_classes)
 
 
-def log(start: Start) -> None:
-    """Log the lines that apply."""
-    for level, line in LINES:
-        text = line(start)
-        if text is not None:
-            logger.log(level, "%s", text)
+def report(start: Start, note: Callable[[str], None]) -> None:
+    """Log the lines that apply, and pass those of the summary to ``note``, which shows them."""
+    for text in filter(None, (line(start) for line in SUMMARY)):
+        logger.info("%s", text)
+        note(text)
+    for text in filter(None, (line(start) for line in WARNINGS)):
+        logger.warning("%s", text)

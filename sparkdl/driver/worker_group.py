@@ -27,6 +27,7 @@ from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.5  # between two looks at the tasks of workers that are missing
 FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
 ABSENT_SECONDS = 3.0  # the same if a worker is lost, whose task may never end
 
@@ -81,6 +82,7 @@ class WorkerGroup:
         address: the URL of the endpoint; None if it is in worker 0.
         on_event: a function that records an event, from its text and its level.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
+        waiting: what the workers that do not train yet are doing, or why they have not started.
     """
 
     cluster: SparkApplication
@@ -99,6 +101,9 @@ class WorkerGroup:
     stale: int = 0
     started: float = field(default_factory=time.monotonic)
     noticed: float = field(default_factory=time.monotonic)
+    looked: float = 0.0
+    waiting: str = ""
+    logged: str = ""
     forming: float | None = None
     formed: bool = False
 
@@ -110,7 +115,7 @@ class WorkerGroup:
     def start(self) -> None:
         """Submit the job of the present generation."""
         self.started = self.noticed = time.monotonic()
-        self.forming, self.formed = None, False
+        self.forming, self.formed, self.logged = None, False, ""
         self.job = self.submit(self.store.generation, self.barrier)
 
     def check(self) -> None:
@@ -182,7 +187,7 @@ class WorkerGroup:
         now = time.monotonic()
         total = self.store.shape.num_workers
         if not missing:
-            self.formed = True
+            self.formed, self.waiting = True, "the workers are storing their rows"
             return
         if len(missing) < total:
             self.forming = self.forming or now
@@ -192,13 +197,22 @@ class WorkerGroup:
                     f"s; missing: {', '.join(map(str, missing))}. Other jobs may occupy the slots. Use "
                     "fewer workers, or raise start_timeout."
                 )
-        if now - self.noticed > NOTICE_SECONDS:
-            self.noticed = now
-            logger.warning(
-                "Still waiting for %d of %d workers to start after %.0f s; other jobs may occupy the slots.",
-                len(missing),
-                total,
+        self._say_why(now, f"{len(missing)} of {total} workers")
+
+    def _say_why(self, now: float, missing: str) -> None:
+        """Look now and then why workers are missing; log each reason once it has lasted for a while."""
+        if now - self.looked < LOOK_SECONDS or self.job is None:
+            return
+        self.looked, wait = now, self.job.waits_for()
+        self.waiting = f"waiting for {missing}: {wait.reason}"
+        if now - self.noticed > NOTICE_SECONDS and self.waiting != self.logged:
+            self.noticed, self.logged = now, self.waiting
+            logger.log(
+                logging.WARNING if wait.for_slots else logging.INFO,
+                "Still waiting for %s to start after %.0f s: %s.",
+                missing,
                 now - self.started,
+                wait.reason,
             )
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -35,8 +35,8 @@ from pyspark.sql.utils import is_remote
 from sparkdl.data import arrow
 from sparkdl.errors import ConfigError
 from sparkdl.process import interrupts
-from sparkdl.spark import files, interpreter, preflight, spark_internals
-from sparkdl.spark.slots import LOCAL_CLUSTER, Slots
+from sparkdl.spark import files, interpreter, preflight, spark_internals, startup
+from sparkdl.spark.slots import LOCAL_CLUSTER, Slots, Wait, wait_of
 
 logger = logging.getLogger(__name__)
 TAG = "sparkdl-"  # the beginning of the tags of jobs
@@ -63,7 +63,8 @@ class SparkApplication:
 
     def __init__(self, session: Any = None, *, own_gpus: bool = False) -> None:
         made = session is None and not self.remote and spark_internals.active_context() is None
-        self.session: Any = session or SparkSession.builder.getOrCreate()
+        with startup.filtered() if made else nullcontext():
+            self.session: Any = session or SparkSession.builder.getOrCreate()
         interrupts.reinstall()
         self._own_gpus = own_gpus
         if not self.remote:
@@ -264,6 +265,14 @@ class SparkApplication:
         """Describe the jobs of this thread in Spark's UI, unless the user has described them."""
         if not self.context.getLocalProperty(DESCRIPTION):
             self.context.setLocalProperty(DESCRIPTION, description)
+
+    def wait_of(self, tag: str) -> Wait:
+        """Return the reason why tasks of the job with a tag have not begun their work."""
+        with suppress(Exception):  # Spark 3.5 does not find jobs by their tags
+            stages = spark_internals.stages_of(self.context, tag)
+            others = spark_internals.other_jobs(self.context, tag)
+            return wait_of(stages, others, spark_internals.running_tasks(self.context))
+        return Wait()
 
     def untag(self, tag: str) -> None:
         """Remove a tag from the jobs that this thread starts from now on."""

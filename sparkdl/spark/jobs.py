@@ -37,7 +37,7 @@ from sparkdl.process import interrupts
 from sparkdl.spark import preflight, spark_internals, task_logs
 from sparkdl.spark.application import TAG, SparkApplication, application_of
 from sparkdl.spark.failures import explain, lacks_package
-from sparkdl.spark.slots import NOTICE_SECONDS
+from sparkdl.spark.slots import NOTICE_SECONDS, Wait
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
 from sparkdl.worker.tasks import Code, Task
@@ -198,6 +198,10 @@ class Job:
     def running(self) -> bool:
         """True until the job ends or fails."""
         return self._thread.is_alive()
+
+    def waits_for(self) -> Wait:
+        """Return the reason why tasks of the job's last stage have not begun their work."""
+        return self._cluster.wait_of(self._tag)
 
     def cancel(self) -> None:
         """Cancel the job and wait for its thread."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from sparkdl.errors import ClusterError
 from sparkdl.process import interrupts
@@ -39,6 +40,34 @@ class Application(Protocol):
 
     def age(self) -> float:
         """Return the seconds since the application started."""
+
+
+class Wait(NamedTuple):
+    """The reason why workers have not begun, as a clause, and whether they wait for slots."""
+
+    reason: str = "other jobs may occupy the slots"
+    for_slots: bool = True
+
+
+def wait_of(stages: Sequence[tuple[bool, int]], others: Sequence[int], running: int) -> Wait:
+    """Return the reason why workers have not begun.
+
+    Args:
+        stages: for each stage of their job, whether it was submitted, and its number of tasks. The workers
+            are the tasks of the last stage.
+        others: the numbers of the other active jobs.
+        running: the number of tasks that run, of all jobs.
+    """
+    if not any(submitted for submitted, _ in stages):
+        return Wait("Spark is planning their job", False)
+    submitted, wanted = stages[-1]
+    if not submitted:
+        return Wait("Spark is computing and distributing the rows", False)
+    if others:
+        return Wait(f"other jobs may occupy the slots (job {', '.join(map(str, others))})")
+    if running < wanted:
+        return Wait("executors are starting, or have no free slots")
+    return Wait("they are importing Keras", False)
 
 
 class Slots:

@@ -46,6 +46,43 @@ def concurrent_tasks(context: Any, profile: Any) -> int:
     return int(scala.maxNumConcurrentTasks(inner))  # Spark 3.5 to 4.3
 
 
+def hide_progress_bar(context: Any, *, hidden: bool) -> None:
+    """Hide the bar of stages that Spark draws on the standard error, or show it again.
+
+    The bar waits for half a second after the end of the last job. That moment is set into the future.
+    """
+    option = _scala(context).progressBar()  # Spark 3.5 to 4.3
+    if option.isDefined():
+        option.get().finishAll()  # Spark 3.5 to 4.3; erases it, and sets that moment to the present
+        if hidden:
+            last_finish(option.get()).setLong(option.get(), 1 << 62)
+
+
+def last_finish(bar: Any) -> Any:
+    """Return the field of a bar of stages that has the moment when the last job ended."""
+    return _field(bar, "lastFinishTime")  # Spark 3.5 to 4.3
+
+
+def stages_of(context: Any, tag: str) -> list[tuple[bool, int]]:
+    """Return the stages of the jobs with a tag: True for those submitted, and their numbers of tasks."""
+    tracker = _scala(context).statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
+    ids = sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()})
+    stages = [tracker.getStageInfo(stage) for stage in ids]
+    return [(each.get().submissionTime() > 0, each.get().numTasks()) for each in stages if each.isDefined()]
+
+
+def running_tasks(context: Any) -> int:
+    """Return the number of tasks that run now; the tracker's numbers may be several seconds old."""
+    return int(_scala(context).taskScheduler().rootPool().runningTasks())  # Spark 3.5 to 4.3
+
+
+def other_jobs(context: Any, tag: str) -> list[int]:
+    """Return the numbers of the active jobs without a tag."""
+    tracker = _scala(context).statusTracker()
+    return sorted(set(tracker.getActiveJobIds()) - set(tracker.getJobIdsForTag(tag)))  # Spark 4.0 to 4.3
+
+
 def hadoop_configuration(context: Any) -> Any:
     """Return the JVM's Hadoop configuration of an application."""
     return context._jsc.hadoopConfiguration()  # PySpark 3.5 to 4.3

@@ -1,4 +1,7 @@
-"""Suppression of Spark's log lines about failed task attempts, which the driver raises as one error."""
+"""Suppression of what Spark prints about the tasks of a job: lines about failed attempts, and its own bar.
+
+The driver raises a failure as one error, and draws a bar of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _jobs: dict[Any, int] = {}  # the number of jobs that need them off
 
 @contextmanager
 def hidden(context: Any) -> Iterator[None]:
-    """Switch these loggers off in a ``with`` block that runs a job, except those whose level the user set.
+    """Hide Spark's bar and these loggers in a ``with`` block that runs a job.
+
+    Loggers whose level the user set stay as they are.
 
     Args:
         context: the SparkContext; None over Spark Connect, whose server has its own log.
@@ -41,6 +46,7 @@ def hidden(context: Any) -> Iterator[None]:
         _jobs[context] = _jobs.get(context, 0) + 1
         if _jobs[context] == 1:
             _quiet[context] = _silence(context)
+        _hide_bar(context, hidden=True)
     try:
         yield
     except BaseException:
@@ -53,6 +59,7 @@ def _release(context: Any) -> None:
     """Restore the loggers, unless another job needs them off."""
     with _lock:
         _jobs[context] -= 1
+        _hide_bar(context, hidden=bool(_jobs[context]))  # again: the end of a job brings it back
         if not _jobs[context]:
             del _jobs[context]
             _restore(context, _quiet.pop(context))
@@ -70,6 +77,11 @@ def _release_later(context: Any) -> None:
         threading.Thread(target=wait, name="sparkdl-task-logs", daemon=True).start()
     except RuntimeError:  # The system has no more threads.
         _release(context)
+
+
+def _hide_bar(context: Any, *, hidden: bool) -> None:
+    with suppress(Exception):  # in a version of Spark where this is not possible, the bar stays
+        spark_internals.hide_progress_bar(context, hidden=hidden)
 
 
 def _silence(context: Any) -> list[str]:

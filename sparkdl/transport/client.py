@@ -280,10 +280,7 @@ def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:
 
 
 class LogBuffer(logging.Handler):
-    """A handler that keeps the newest log records until a heartbeat takes them to the driver.
-
-    As the root logger's only handler it also prints warnings, as Python does without any handler.
-    """
+    """A handler that keeps the newest log records until a heartbeat takes them to the driver."""
 
     def __init__(self, capacity: int = 200) -> None:
         super().__init__(logging.INFO)
@@ -294,9 +291,6 @@ class LogBuffer(logging.Handler):
         self.records.append(
             {"name": record.name, "level": record.levelno, "message": record.getMessage()[:4000]}
         )
-        last = logging.lastResort
-        if last is not None and record.levelno >= last.level and logging.getLogger().handlers == [self]:
-            last.handle(record)
 
     def take(self) -> list[LogEntry]:
         """Remove and return the oldest records, as many as fit into one heartbeat."""

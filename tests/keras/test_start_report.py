@@ -39,6 +39,7 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
         fit=FitConfig(**fit or {}),
         model=SimpleNamespace(optimizer=keras.optimizers.SGD()),
         num_workers=len(rows),
+        reason="one per slot",
         source=SimpleNamespace(indicator=indicator),
         fixed_batch_size=fixed,
         schema=None,
@@ -71,7 +72,7 @@ def test_rows_that_can_be_trained_on_pass():
     start_report.check(start_of(held=(16, 0), fixed=16, indicator="held", fit={"validation_split": 0.1}))
 
 
-DIVISION = "INFO 2 workers on 80 rows, batch_size=16 per worker: 6 updates per epoch."
+DIVISION = "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 6 updates per epoch."
 SCALED = (
     "INFO Workers train separately between exchanges, at 1.41 times the learning rate, with "
     'merge="bmuf". If you pass merge= yourself, the learning rate is not scaled.'
@@ -86,12 +87,15 @@ ONE_CLASS = "WARNING Workers with rows of only one class: [1]."
         (start_of(merge="average"), [DIVISION]),
         (
             start_of(frequency="batch"),
-            ["INFO 2 workers on 80 rows, batch_size=16 over all workers: 5 updates per epoch."],
+            [
+                "INFO 2 workers (one per slot) on 80 rows, batch_size=16 over all workers: "
+                "5 updates per epoch."
+            ],
         ),
         (
             start_of((80, 0), notes=({"empty": 3}, {"empty": 1}), merge="average"),
             [
-                "INFO 2 workers on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
+                "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
                 "WARNING Workers without rows: 1 of 2.",
                 "WARNING Partitions without rows: 4.",
             ],
@@ -108,11 +112,13 @@ ONE_CLASS = "WARNING Workers with rows of only one class: [1]."
     ],
 )
 def test_the_lines_are_these(start, lines, caplog):
-    """Each line is logged at its level, and empty lines are left out."""
+    """Each line is logged at its level, the summary is also shown, and empty lines are left out."""
     caplog.set_level(logging.INFO, "sparkdl")
+    shown = []
 
-    start_report.log(start)
+    start_report.report(start, shown.append)
 
+    assert [line.removeprefix("INFO ") for line in lines if line.startswith("INFO")] == shown
     assert lines == [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
@@ -121,7 +127,7 @@ def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(capl
     workers = 9
     start = start_of((16,) * workers, held=(0,) * workers, notes=({},) * workers, merge="sum")
 
-    start_report.log(start)
+    start_report.report(start, str)
 
     studied, below = caplog.messages
     assert "this run has 9." in studied

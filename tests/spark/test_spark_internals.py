@@ -31,6 +31,31 @@ def test_an_application_is_known(context):
     assert spark_internals.concurrent_tasks(context, None) == 2
 
 
+def test_the_stages_of_a_job_are_found_by_its_tag(context):
+    """A tagged job has its stages and their tasks; now no task and no other job runs."""
+    context.addJobTag("tagged")
+    context.parallelize(range(4), 2).count()
+    context.removeJobTag("tagged")
+
+    assert [(True, 2)] == spark_internals.stages_of(context, "tagged")
+    assert [] == spark_internals.stages_of(context, "unknown")
+    assert [] == spark_internals.other_jobs(context, "tagged")
+    assert 0 == spark_internals.running_tasks(context)
+
+
+def test_the_bar_of_stages_has_the_moment_that_hides_it(context):
+    """Spark's bar keeps the moment when the last job ended, which can be set."""
+    bar = spark_internals.jvm(context).org.apache.spark.ui.ConsoleProgressBar(context._jsc.sc())
+    bar.stop()
+    spark_internals.last_finish(bar).setLong(bar, 1 << 62)
+
+    assert 1 << 62 == spark_internals.last_finish(bar).getLong(bar)
+    bar.finishAll()
+    assert 1 << 62 > spark_internals.last_finish(bar).getLong(bar) > 0
+    spark_internals.hide_progress_bar(context, hidden=True)
+    spark_internals.hide_progress_bar(context, hidden=False)
+
+
 def test_the_profile_of_a_task_reaches_the_jvm(context):
     """Spark gets the ResourceProfile of tasks, which a local master refuses."""
     profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build

@@ -44,6 +44,7 @@ def test_the_public_names_are_these():
     expected = [
         "CheckpointConfig",
         "FaultTolerance",
+        "History",
         "Network",
         "SparkDLError",
         "SparkModel",
@@ -51,6 +52,7 @@ def test_the_public_names_are_these():
         "WorkerContext",
         "__version__",
         "load_spark_model",
+        "plot",
         "predict_udf",
         "run",
         "to_simple_rdd",

@@ -152,22 +152,6 @@ def test_a_package_of_its_own_is_fine(installed):
     assert "mark='ok'" in name_in(installed)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["installed by pip", "copied"])
-def test_files_of_another_sparkdl_are_found(installed, known):
-    """Modules of another distribution in the package's folder fail, with the way to remove them."""
-    other = installed / "sparkdl" / "image" / "__init__.py"
-    other.parent.mkdir()
-    other.write_text("")
-    if known:
-        distribute(installed, "sparkdl", [other.relative_to(installed)])
-
-    shown = name_in(installed)
-
-    assert "mark='failed'" in shown
-    assert ("sparkdl 0.2.2 has files in" if known else "another distribution has files in") in shown
-    assert "Run pip uninstall sparkdl, remove " in shown
-
-
 def test_another_sparkdl_elsewhere_is_a_warning(installed, tmp_path_factory):
     """Another distribution in a folder of its own gives a warning, because Python takes the first one."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")

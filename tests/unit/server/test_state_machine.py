@@ -828,9 +828,10 @@ class InRounds(Machine):
         sent = self.sent[worker]
         if sent is None or self.waiting[worker] is not None:
             return
-        before = state_of(self.store)
+        before, speaks = state_of(self.store), set(self.speaks)
         with suppress(RefusedError):  # its round closed long ago
             assert self.give(sent).flags & Flag.DUPLICATE
+        self.speaks = speaks  # the worker does not read this answer
         assert before == state_of(self.store)
 
     @rule()

@@ -3,7 +3,7 @@
 import pytest
 
 from sparkdl.errors import ClusterError
-from sparkdl.spark.slots import Slots
+from sparkdl.spark.slots import Slots, wait_of
 
 
 class Application:
@@ -71,3 +71,22 @@ def test_more_workers_than_slots_are_refused():
     assert (4, "as requested") == Slots(growing).num_workers(4, None, timeout=0.0)
     with pytest.raises(ClusterError, match="num_workers=5 needs 5 slots; the application has 4"):
         Slots(growing).num_workers(5, None, timeout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "others", "running", "reason"),
+    [
+        ([], [], 0, "Spark is planning their job"),
+        ([(False, 4), (False, 2)], [], 0, "Spark is planning their job"),
+        ([(True, 4), (False, 2)], [], 2, "Spark is computing and distributing the rows"),
+        ([(True, 4), (True, 2)], [7, 9], 2, "other jobs may occupy the slots (job 7, 9)"),
+        ([(True, 2)], [], 1, "executors are starting, or have no free slots"),
+        ([(True, 2)], [], 2, "they are importing Keras"),
+    ],
+)
+def test_the_reason_of_a_wait_is_found_from_the_tasks(stages, others, running, reason):
+    """What workers wait for follows from the stages of their job, other jobs and the running tasks."""
+    found = wait_of(stages, others, running)
+
+    assert reason == found.reason
+    assert found.for_slots == ("slots" in reason)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparkdl.core.vectors import Array
-from sparkdl.driver.progress import Display
+from sparkdl.driver.display.progress import Display, Results
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
 from sparkdl.modeling import keras_settings
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.record import RunRecord
-
-Results = dict[str, float | Array]
 
 
 def record_of(request: Request, training: Mapping[str, object], parameters: int) -> RunRecord:
@@ -53,12 +50,16 @@ class ObservedDisplay(Display):
     live = True
 
     def __init__(self, display: Display, record: RunRecord, store: Store, traffic: Traffic) -> None:
-        super().__init__(display.epochs, display.console)
+        super().__init__(display.epochs)
         self.display, self.record, self.store, self.traffic = display, record, store, traffic
 
-    def say(self, text: str) -> None:
-        """Show a line."""
-        self.display.say(text)
+    def note(self, text: str) -> None:
+        """Show a line about the run."""
+        self.display.note(text)
+
+    def wait(self, reason: str) -> None:
+        """Show why no worker trains yet."""
+        self.display.wait(reason)
 
     def begin(self, epoch: int, rows: int) -> None:
         """Begin an epoch."""

@@ -1,0 +1,1 @@
+"""Displays of a run, and the record that its live page and its report show."""

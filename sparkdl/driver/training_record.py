@@ -1,0 +1,94 @@
+"""The counts and timings of a run, which ``history.training`` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+COUNTS = {  # shown if they are not 0
+    "resumed": "resumed",
+    "restarts": "restarts",
+    "lost": "lost workers",
+    "returned": "returned workers",
+    "retries": "repeated requests",
+    "late_merged": "late updates merged",
+    "late_dropped": "late updates dropped",
+    "not_finite": "updates not finite",
+    "refused": "refused updates",
+    "refused_requests": "refused requests",
+    "checkpoints_failed": "failed checkpoints",
+}
+
+
+class TrainingRecord(dict[str, Any]):
+    """The counts and timings of a run by name: a dict that prints as a summary."""
+
+    def rows_per_second(self) -> list[float]:
+        """Return the training rows per second of each epoch."""
+        pairs = zip(self.get("epoch_rows", []), self.get("epoch_seconds", []), strict=False)
+        return [rows / max(1e-9, seconds) for rows, seconds in pairs]
+
+    def summary(self) -> dict[str, str]:
+        """Return the values of the summary by title, without counts that are 0."""
+        rows, seconds = self.get("worker_rows", []), self.get("epoch_seconds", [])
+        speeds, scale = self.rows_per_second(), self.get("learning_rate_scale", 1.0)
+        shown = {
+            "workers": f"{self.get('workers', 0):,}",
+            "rows": f"{self.get('rows', 0):,}",
+            "rows by worker": listed([f"{count:,}" for count in rows]),
+            "batch size": f"{self.get('batch_size', 0):,}",
+            "merge": str(self.get("merge") or ""),
+            "learning rate": "" if scale == 1 else f"{scale:.2f} times",
+            "seconds by epoch": listed([f"{each:.1f}" for each in seconds]),
+            "rows/s by epoch": listed([f"{speed:,.0f}" for speed in speeds]),
+            "sent to workers": _bytes(self.get("bytes_sent", 0)),
+            "received from workers": _bytes(self.get("bytes_received", 0)),
+        }
+        counts = {title: f"{self[name]:,}" for name, title in COUNTS.items() if self.get(name)}
+        return {title: text for title, text in (shown | counts).items() if text not in ("", "0")}
+
+    def __repr__(self) -> str:
+        return lines_of(self.summary())
+
+    def _repr_html_(self) -> str:
+        return table_of(self.summary())
+
+
+def listed(texts: Sequence[str], most: int = 8) -> str:
+    """Return texts as a list; if there are many, the first ones, the last one and the number."""
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[: most - 2])}, …, {texts[-1]} ({len(texts)})"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural if needed."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def lines_of(values: dict[str, str]) -> str:
+    """Return values with their titles as lines of text in two columns."""
+    width = max(map(len, values), default=0)
+    return "\n".join(f"{title:{width}}  {text}" for title, text in values.items())
+
+
+def table_of(values: dict[str, str]) -> str:
+    """Return values with their titles as an HTML table of two columns."""
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(title)}</th>'
+        f'<td style="text-align:left">{escape(text)}</td></tr>'
+        for title, text in values.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _bytes(count: float) -> str:
+    """Return a number of bytes; nothing for 0."""
+    if not count:
+        return ""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"

@@ -1,0 +1,61 @@
+"""The lines that a JVM prints while it starts, which tell a user of sparkdl nothing.
+
+A JVM inherits the standard error of the process that starts it, and keeps it. If sparkdl starts Spark, the
+JVM gets a pipe instead. A thread writes what comes out of it to the standard error, without the lines below.
+So later lines of Spark also pass through Python, where a progress bar can make room for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+# Spark 3.5 to 4.3 on Java 17 and 21.
+NOISE = re.compile(
+    rb"WARNING: Using incubator modules: |"
+    rb"Using Spark's default log4j profile: |"
+    rb"Setting default log level to |"
+    rb"To adjust logging level use sc\.setLogLevel|"
+    rb".* WARN Utils: Your hostname, .* resolves to a loopback address|"
+    rb".* WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address|"
+    rb".* WARN NativeCodeLoader: Unable to load native-hadoop library"
+)
+
+
+@contextmanager
+def filtered() -> Iterator[None]:
+    """Relay the standard error of a process that is started in a ``with`` block, without the noise."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # this process has no standard error
+        yield
+        return
+    source, target = os.pipe()
+    threading.Thread(target=_relay, args=(source,), name="sparkdl-stderr", daemon=True).start()
+    os.dup2(target, 2)
+    os.close(target)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _relay(source: int) -> None:
+    with os.fdopen(source, "rb") as lines:
+        for line in lines:
+            if not NOISE.match(line):
+                _write(line)
+
+
+def _write(line: bytes) -> None:
+    stream = sys.stderr
+    with suppress(OSError, ValueError):  # the stream may be closed
+        if stream is None or stream is sys.__stderr__:
+            os.write(2, line)  # not through the stream, whose lock a daemon thread may hold at the exit
+        else:
+            stream.write(line.decode(errors="replace"))
