@@ -1,5 +1,6 @@
 """The live page of a real fit, in a real browser: Chromium, if this machine has it."""
 
+import json
 import re
 import shutil
 import threading
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from relay import Relay
 
-from sparkdl import SparkModel
+from sparkdl import History, SparkModel
+from sparkdl.errors import ConfigError
+from sparkdl.transport.messages import ACTIVITIES
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 WIDTHS = {"wide": 1280, "narrow": 390}
@@ -125,6 +128,78 @@ def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
         for entry in browser.get_log("browser")
         if entry["level"] == "SEVERE" and "ERR_" not in entry["message"]  # of the cut
     ]
+
+
+@pytest.fixture(scope="module")
+def traced(spark, problem):
+    """The History of a fit of two workers whose 16 batches are all traced."""
+    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
+    return spark_model.fit(
+        problem.x, problem.y, batch_size=16, epochs=3, verbose=0, validation_split=0.1, profile=(1, 1000)
+    )
+
+
+def test_a_report_is_read_from_disk(browser, traced, tmp_path):
+    """The saved report shows the curves and the workers of the run, without a server."""
+    traced.report(tmp_path / "run.html")
+    browser.get((tmp_path / "run.html").as_uri())
+    curves = browser.execute_script(
+        "return document.getElementById('chart-loss').data.map((each) => [each.name, each.y])"
+    )
+
+    assert traced.history["loss"] == dict(curves)["training"]
+    assert traced.history["val_loss"] == dict(curves)["validation"]
+    assert ["Finished"] == texts(browser, "#state")
+    assert 2 == len(texts(browser, "#workers tbody tr"))
+    assert not browser.find_element("id", "buttons").is_displayed()
+    assert [] == violations(browser)
+    assert all(url.startswith(("file:", "data:")) for url in requested(browser))
+    assert [] == browser.get_log("browser")
+
+
+def test_a_trace_accounts_for_the_time(traced, tmp_path):
+    """The spans of a worker are in order, do not overlap, and cover its epochs."""
+    traced.save_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"]
+
+    assert [True, True] == [name.startswith(f"worker {worker} on ") for worker, name in enumerate(names)]
+    for worker in (0, 1):
+        mine = [event for event in spans if event["pid"] == worker]
+        ends = [event["ts"] + event["dur"] for event in mine]
+        covered = sum(event["dur"] for event in mine)
+
+        assert {"data", "compute", "exchange", "merge"} <= {event["name"] for event in mine} <= {*ACTIVITIES}
+        assert all(after["ts"] >= end - 1 for end, after in zip(ends, mine[1:], strict=False))
+        assert 0.95 * (ends[-1] - mine[0]["ts"]) <= covered <= 1.05 * (ends[-1] - mine[0]["ts"])
+
+
+@pytest.mark.parametrize("profile", [(0, 5), (5, 4), (1, 2000), "10", (1.0, 2), (1,), (True, 2)])
+def test_a_profile_that_is_no_range_is_refused(problem, profile):
+    """A profile that is not a range of batches raises ConfigError before a job starts."""
+    with pytest.raises(ConfigError, match="profile should be the first and the last batch"):
+        SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, profile=profile)
+
+
+def test_a_profile_after_the_last_batch_is_refused(spark, problem):
+    """A profile that begins after the last batch raises ConfigError, and the weights stay as they were."""
+    spark_model = SparkModel(problem.model(), num_workers=2)
+    before = spark_model.model.get_weights()
+    with pytest.raises(ConfigError, match="begins after the last batch"):
+        spark_model.fit(problem.x, problem.y, profile=(100_000, 100_010), verbose=0)
+
+    assert all(np.array_equal(a, b) for a, b in zip(before, spark_model.model.get_weights(), strict=True))
+
+
+def test_files_that_cannot_be_written_are_errors(traced, tmp_path):
+    """A path that cannot be written raises the error of Python, and a History without a fit has no report."""
+    for save in (traced.report, traced.save_trace):
+        with pytest.raises(FileNotFoundError):
+            save(tmp_path / "missing" / "file")
+    for save in (History().report, History().save_trace):
+        with pytest.raises(ConfigError):
+            save(tmp_path / "file")
 
 
 @pytest.mark.classic
