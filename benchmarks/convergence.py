@@ -133,9 +133,11 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
 
     layouts, shown = Layouts.of(model), model
 
-    def seen(cut):
-        keras_variables.write(keras_variables.trainable(shown), layouts.trainable.unpack(cut.parameters))
-        keras_variables.write(keras_variables.statistics(shown), layouts.statistics.unpack(cut.statistics))
+    def seen(snapshot):
+        keras_variables.write(keras_variables.trainable(shown), layouts.trainable.unpack(snapshot.parameters))
+        keras_variables.write(
+            keras_variables.statistics(shown), layouts.statistics.unpack(snapshot.statistics)
+        )
         score(shown.get_weights())
 
     rng = np.random.default_rng(case.seed)

@@ -191,7 +191,7 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
                     if worker.done():
                         worker.result()  # raises the worker's error
             watch.end_epoch()
-            store.commit(result.cut)
+            store.commit(result.snapshot)
         store.stop()
         for worker in workers:
             worker.result()

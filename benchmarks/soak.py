@@ -192,7 +192,7 @@ def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarra
         result = store.wait_epoch(epoch, 0.2)
         if result is not None:
             store.release(epoch + 1, float("nan"))
-            store.commit(result.cut)
+            store.commit(result.snapshot)
             epoch += 1
         store.log.clear()
         gang.disturb()
@@ -215,16 +215,16 @@ def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float
         said = gang.end()
     if store.failure is not None:
         raise SystemExit(f"The run failed: {store.failure}")
-    center = store.merging.snapshot()[0]
+    center = store.aggregation.snapshot()[0]
     return {
         "samples": samples,
         "said": said,
         "center": center[:workers].astype(int).tolist(),
         "rest": float(np.abs(center[workers:]).sum()),
-        "version": store.merging.version,
+        "version": store.aggregation.version,
         "counters": store.counters,
         "faults": dict(faults),
-        "epochs": store.cut.epoch,
+        "epochs": store.snapshot.epoch,
     }
 
 

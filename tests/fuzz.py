@@ -35,7 +35,7 @@ with nullcontext() if atheris is None else atheris.instrument_imports(include=["
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
     from sparkdl.server import http_server
     from sparkdl.server.aggregation import Hybrid
-    from sparkdl.server.http_app import Traffic, add_steward, make_app
+    from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
     from sparkdl.transport import messages
     from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
@@ -58,7 +58,7 @@ class Wire:
     def seeds(self):
         sections = {"parameters": np.ones(3, np.float32), "metrics": b"metrics", "state": b"state"}
         updates = [Update(kind, flags=flag, **sections) for kind in Kind for flag in (Flag.NONE, Flag.STOP)]
-        replies = [Reply(kind, flag, **sections) for kind in Answer for flag in (Flag.CUT, Flag.AGAIN)]
+        replies = [Reply(kind, flag, **sections) for kind in Answer for flag in (Flag.SEND_STATE, Flag.AGAIN)]
         return [
             *(messages.encode_update(update) + b"".join(messages.sections(update)) for update in updates),
             *(messages.encode_reply(reply) + b"".join(messages.sections(reply)) for reply in replies),
@@ -94,7 +94,12 @@ class Http:
     stores = (
         {"mode": "asynchronous"},
         {"mode": "synchronous"},
-        {"mode": "synchronous", "joint": False, "hybrid": Hybrid(1, merge_late=True), "cuts": (1,)},
+        {
+            "mode": "synchronous",
+            "joint": False,
+            "hybrid": Hybrid(1, merge_late=True),
+            "snapshot_intervals": (1,),
+        },
         {"mode": "hogwild", "staleness": 1},
         {"mode": "asynchronous", "begun": False},
         {"mode": "synchronous", "tables": TABLES},
@@ -110,7 +115,7 @@ class Http:
         self._behind = _Behind(self._exchanged)
         self._app = make_app(self._behind, "secret", Traffic())
         self._app.config["PROPAGATE_EXCEPTIONS"] = True  # so that cheroot logs them
-        add_steward(self._app, _steward(self._behind))
+        add_hosted_driver(self._app, _steward(self._behind))
         self._fresh = {}
 
     def close(self):
@@ -144,7 +149,7 @@ class Http:
 
         assert not self.mistakes, "".join(self.mistakes)
         assert all(status < b"500" for status in statuses), answer
-        assert not getattr(self._store.merging, "flights", 0)
+        assert not getattr(self._store.aggregation, "flights", 0)
         return f"{statuses[-1].decode()} {_error(answer)}" if statuses else "nothing"
 
     def _make(self, index):
@@ -235,7 +240,7 @@ class Http:
             *(update_of(store, worker, kind=Kind.REPORT, **said) for worker in (0, 1)),
             update_of(store, 0, kind=Kind.REPORT, flags=Flag.STOP, **said),
             update_of(store, 0, kind=Kind.VALIDATION, metrics=b"metr"),
-            update_of(store, 0, kind=Kind.CUT, **said),
+            update_of(store, 0, kind=Kind.STATE, **said),
             *(update_of(store, 0, kind=kind) for kind in (Kind.PULL, Kind.RESTORE, Kind.CENTER, Kind.ARRAYS)),
             *(update_of(store, worker, kind=Kind.SHARE, rows=4 + worker) for worker in (0, 1)),
             update_of(store, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),

@@ -42,7 +42,7 @@ def train(
     batch_size,
     epochs,
     loop=Loop,
-    merging=None,
+    aggregation=None,
     steps_per_epoch=None,
     distribution=None,
     merge=None,
@@ -55,7 +55,7 @@ def train(
     exchange=LocalExchange,
     seen=None,
     recovery=None,
-    cut=None,
+    snapshot=None,
     stores=None,
     reports=None,
     goes_on=False,
@@ -64,8 +64,8 @@ def train(
     """Train a model in place with one thread per entry of ``rows``, in the order of model.fit.
 
     With a ``seed`` each epoch has its own order. In a ``world`` time is virtual, and a batch of worker k
-    takes ``paces[k]()`` seconds. ``seen`` is called with the snapshot of each epoch. The run resumes from the
-    snapshot ``cut`` if it is given. Its coordinator is appended to ``stores``, the workers' metrics at the
+    takes ``paces[k]()`` seconds. ``seen`` is called with the snapshot of each epoch. The run resumes from
+    ``snapshot`` if it is given. Its coordinator is appended to ``stores``, the workers' metrics at the
     end of each epoch to ``reports``. ``goes_on``: True if the run continues after the loss of a worker.
 
     Returns:
@@ -95,17 +95,17 @@ def train(
         own=4 * layouts.trainable.size * rule.elastic,
         factor=factor,
         scaled=joint and optimizers.scales_loss(model),
-        cuts=(recovery,) if recovery else (),
+        snapshot_intervals=(recovery,) if recovery else (),
         goes_on=goes_on,
     )
     center = layouts.trainable.pack(keras_variables.read(keras_variables.trainable(model)))
     held = layouts.statistics.pack(keras_variables.read(keras_variables.statistics(model)))
-    make = merging or partial(make_aggregation, decays=keras_variables.decays(model))
+    make = aggregation or partial(make_aggregation, decays=keras_variables.decays(model))
     tables = sliced_tables(layouts.trainable, joint=joint)
     terms = AggregationSpec(mode, joint, len(rows), rule, staleness, hybrid, tables)
     store = Coordinator(shape, make(terms, center, held))
-    if cut is not None:
-        store.resume(cut, tuple(map(RowsHeld, rows)))
+    if snapshot is not None:
+        store.resume(snapshot, tuple(map(RowsHeld, rows)))
     if stores is not None:
         stores.append(store)
     settings = TrainSettings(
@@ -146,10 +146,10 @@ def train(
     world.run()
     if errors or store.failure is not None:
         raise store.failure or errors[0]
-    cut = store.cut
-    keras_variables.write(keras_variables.trainable(model), layouts.trainable.unpack(cut.parameters))
-    keras_variables.write(keras_variables.statistics(model), layouts.statistics.unpack(cut.statistics))
-    optimizers.batches_seen(model).assign(round(cut.progress))
+    snapshot = store.snapshot
+    keras_variables.write(keras_variables.trainable(model), layouts.trainable.unpack(snapshot.parameters))
+    keras_variables.write(keras_variables.statistics(model), layouts.statistics.unpack(snapshot.statistics))
+    optimizers.batches_seen(model).assign(round(snapshot.progress))
     return losses
 
 
@@ -162,7 +162,7 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
     metrics = Metrics(model, first[1], predicted, losses.logged(model, ["train_step"], first))
     serialization.freeze(model, check=lambda again: proof.require_same(model, again, whole))
     driver = DriverModel(model, joint=mode == "synchronous" and window == 1)
-    reports, cuts = [], []
+    reports, snapshots = [], []
     found = train(
         model,
         x,
@@ -174,9 +174,9 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
         batch_size=batch_size,
         epochs=epochs,
         reports=reports,
-        seen=cuts.append,
+        seen=snapshots.append,
     )
-    driver.load(cuts[-1], rows)
+    driver.load(snapshots[-1], rows)
     optimizers.finalize(model, driver.variables.trainable)
     shared = [(), ()] * epochs
     if divides and len(rows) > 1:
@@ -189,7 +189,7 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
 
 def drive(store, epochs, learning_rate, losses, patience, seen, reports):
     """Drive a run; append the losses of its updates to ``losses``."""
-    for epoch in range(store.cut.epoch, epochs):
+    for epoch in range(store.snapshot.epoch, epochs):
         store.release(epoch, learning_rate)
         result = None
         while result is None:
@@ -201,8 +201,8 @@ def drive(store, epochs, learning_rate, losses, patience, seen, reports):
         if reports is not None:
             reports.append(result.metrics)
         if seen is not None:
-            seen(result.cut)
-        store.commit(result.cut)
+            seen(result.snapshot)
+        store.commit(result.snapshot)
     store.stop()
 
 
@@ -262,7 +262,9 @@ class OneDropped(GradientRounds):
 
 def merging_of(kind):
     """Return the argument of ``train`` for an aggregation of this kind."""
-    return {"merging": lambda terms, center, held: kind(center, held, terms.num_workers, tables=terms.tables)}
+    return {
+        "aggregation": lambda terms, center, held: kind(center, held, terms.num_workers, tables=terms.tables)
+    }
 
 
 __all__ = ["OneDropped", "even_split", "fit", "merging_of", "take", "train"]

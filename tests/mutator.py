@@ -109,7 +109,7 @@ def truncate(random, data, other):
     return data[: random.randrange(len(data) + 1)]
 
 
-def cut(random, data, other):
+def snapshot(random, data, other):
     start, end = _span(random, data)
     return data[:start] + data[end:]
 
@@ -138,7 +138,7 @@ def noise(random, data, other):
     return random.randbytes(random.randrange(300))
 
 
-OPERATIONS = [flip, overwrite, renumber, truncate, cut, duplicate, splice, extend, insert]
+OPERATIONS = [flip, overwrite, renumber, truncate, snapshot, duplicate, splice, extend, insert]
 
 
 def mutate(random, data, other):

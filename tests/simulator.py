@@ -61,8 +61,8 @@ class World:
 
     def live_in(self, store):
         """Make waits for a coordinator use this world's time."""
-        store.state.changed, store.merging.changed = Condition(self), Condition(self)
-        store.merging.lock, store.merging.clock = store.state.changed, lambda: self.now
+        store.state.changed, store.aggregation.changed = Condition(self), Condition(self)
+        store.aggregation.lock, store.aggregation.clock = store.state.changed, lambda: self.now
 
     def wake(self, thread, when):
         """Wake a thread at ``when``, unless it wakes earlier."""

@@ -65,7 +65,7 @@ def begun(store, rows=10, attempt=1):
 
 def outcomes_of(store, held, attempt=1):
     """Let every worker join and report its rows; return the outcome of each."""
-    store.release(store.cut.epoch, NEVER)
+    store.release(store.snapshot.epoch, NEVER)
     for worker in range(len(held)):
         store.join(worker, store.generation, attempt, "host", 1)
 
@@ -153,9 +153,9 @@ def moved(store):
 
 def state_of(store):
     """Return the state of a coordinator that a refused request must not change."""
-    parameters, statistics, version = store.merging.snapshot()
+    parameters, statistics, version = store.aggregation.snapshot()
     members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in store.members.items()}
-    sequences = [store.merging.next_sequence(k) for k in range(store.shape.num_workers)]
+    sequences = [store.aggregation.next_sequence(k) for k in range(store.shape.num_workers)]
     return (
         parameters.tolist(),
         statistics.tolist(),
@@ -165,9 +165,9 @@ def state_of(store):
         members,
         sequences,
         sorted(store.epochs.reports),
-        store.cut.epoch,
+        store.snapshot.epoch,
         store.failure,
-        list(store.merging.losses),
+        list(store.aggregation.losses),
     )
 
 
@@ -202,7 +202,7 @@ def saved_of(store):
     return Saved(
         settings={},
         first=(0, 0.0),
-        cut=store.noted,
+        snapshot=store.newest_snapshot,
         held=store.held,
         learning_rate=0.1,
         history={},

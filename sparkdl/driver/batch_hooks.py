@@ -94,7 +94,7 @@ class BatchHooks:
         return [one for one in self.others if _listens(one)]
 
     @property
-    def strangers(self) -> list[str]:
+    def not_from_keras(self) -> list[str]:
         """The names of the callbacks whose batch hooks may use more than results."""
         return [
             type(one).__name__
@@ -113,7 +113,7 @@ class BatchHooks:
 
     def mark(self) -> None:
         """Record the model's present weights, which hooks must not change."""
-        self.weights = keras_variables.digests(self.model.weights) if self.strangers else []
+        self.weights = keras_variables.digests(self.model.weights) if self.not_from_keras else []
 
     def _announce(self) -> None:
         self.announced = True
@@ -126,7 +126,7 @@ class BatchHooks:
             )
         if self.listening:
             logger.log(
-                logging.WARNING if self.strangers else logging.INFO,
+                logging.WARNING if self.not_from_keras else logging.INFO,
                 "%s: batch hooks are called on the driver. About twice a second, they are called once for "
                 "each new batch, with the results of all workers so far. The model on the driver keeps the "
                 "weights from the start of the epoch until the epoch ends.",
@@ -182,7 +182,7 @@ class BatchHooks:
         """
         if self.weights and self.weights != keras_variables.digests(self.model.weights):
             raise ConfigError(
-                f"A batch hook of {', '.join(self.strangers)} set weights of the model during an epoch. "
+                f"A batch hook of {', '.join(self.not_from_keras)} set weights of the model during an epoch. "
                 "The executors would overwrite them. Set weights in on_epoch_begin or on_epoch_end, or use "
                 "constraints on the variables."
             )

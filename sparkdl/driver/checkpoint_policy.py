@@ -133,11 +133,11 @@ class FolderPolicy(CheckpointPolicy):
         Raises:
             ConfigError: the state of the rule cannot be saved in a checkpoint.
         """
-        state = store.merging.state
+        state = store.aggregation.state
         try:
             packing.parts(state)
             if self.resumed:
-                snapshot = self.resumed.cut
+                snapshot = self.resumed.snapshot
                 before = snapshot.before and replace(
                     snapshot.before, rule=packing.like(state, snapshot.before.rule)
                 )
@@ -149,14 +149,16 @@ class FolderPolicy(CheckpointPolicy):
                 f"The state of the rule {self.rule.name!r} cannot be saved in a checkpoint ({error}). Use "
                 "only dicts, lists, tuples, numbers, strings and arrays in it."
             ) from None
-        self.checkpoints.start_from(store.cut)
+        self.checkpoints.start_from(store.snapshot)
 
     def restore_model(self) -> int | None:
         """Restore model and history from the checkpoint; return the next epoch, None without a checkpoint."""
         saved, request = self.resumed, self.request
         if saved is None:
             return None
-        self.driver.load(saved.cut.before or saved.cut, saved.rows)  # the state at the start of the epoch
+        self.driver.load(
+            saved.snapshot.before or saved.snapshot, saved.rows
+        )  # the state at the start of the epoch
         rates = saved.description.learning_rate, self.description.learning_rate
         if rates[0] == rates[1] or isnan(rates[1]):
             optimizers.set_learning_rate(request.model, saved.learning_rate)
@@ -170,7 +172,7 @@ class FolderPolicy(CheckpointPolicy):
             )
         request.history.history, request.history.epoch = saved.history, saved.epochs
         self.training.update(saved.training, resumed=saved.training.get("resumed", 0) + 1)
-        return request.fit.epochs if saved.stopped else saved.cut.epoch
+        return request.fit.epochs if saved.stopped else saved.snapshot.epoch
 
     def require_owned(self) -> None:
         """Raise if another run is known to write to the folder.
@@ -185,10 +187,10 @@ class FolderPolicy(CheckpointPolicy):
         if not isinstance(store, Coordinator) or not store.plans or store.broken:
             return
         if self.checkpoints.asks():
-            store.note()
+            store.request_snapshot()
         elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
-            store.note(ends=True)
-        snapshot = store.noted
+            store.request_snapshot(ends=True)
+        snapshot = store.newest_snapshot
         if self.checkpoints.is_due(snapshot, ends=logs is not None):
             self._save(store, snapshot, logs)
 
@@ -210,7 +212,7 @@ class FolderPolicy(CheckpointPolicy):
         try:
             if model.stop_training or before != keras_variables.digests(model.weights):
                 snapshot = replace(
-                    store.cut, parameters=self.driver.parameters(), statistics=self.driver.statistics()
+                    store.snapshot, parameters=self.driver.parameters(), statistics=self.driver.statistics()
                 )
                 self._save(store, snapshot, logs)
         finally:
@@ -227,7 +229,7 @@ class FolderPolicy(CheckpointPolicy):
         saved = Saved(
             settings=self.settings,
             first=self.first,
-            cut=snapshot,
+            snapshot=snapshot,
             held=store.held,
             learning_rate=optimizers.learning_rate(model),
             history=history.history,

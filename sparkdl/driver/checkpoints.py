@@ -30,7 +30,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.server.state import RowsHeld, Snapshot
+from sparkdl.server.state import OLDER, RowsHeld, Snapshot
 from sparkdl.spark import files, spark_internals
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Saved:
     Attributes:
         settings: by name, the settings that must be the same in a run that resumes.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
-        cut: the snapshot of the run.
+        snapshot: the snapshot of the run.
         held: the row count and the fingerprint of the rows of each worker.
         learning_rate: the model's learning rate.
         history: the results of the completed epochs, by name.
@@ -138,7 +138,7 @@ class Saved:
 
     settings: dict[str, Any]
     first: tuple[int, float]
-    cut: Snapshot
+    snapshot: Snapshot
     held: tuple[RowsHeld, ...]
     learning_rate: float
     history: dict[str, list[float | Array]]
@@ -150,7 +150,10 @@ class Saved:
 
     def values(self) -> dict[str, object]:
         """Return the content as values for ``core.packing``."""
-        return vars(self) | {"cut": self.cut.values(rule=True), "description": vars(self.description)}
+        return vars(self) | {
+            "snapshot": self.snapshot.values(rule=True),
+            "description": vars(self.description),
+        }
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Saved:
@@ -159,12 +162,15 @@ class Saved:
         Raises:
             TypeError: a value does not have the type that ``values`` writes.
         """
+        values = {OLDER.get(name, name): value for name, value in values.items()}
         for name, kind in KINDS.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name!r} has type {type(values[name]).__name__}")
         held = tuple(RowsHeld(rows, Fingerprint.of(found)) for rows, found in values["held"])
         description = Description(**values["description"])
-        return cls(**values | {"cut": Snapshot.of(values["cut"]), "held": held, "description": description})
+        return cls(
+            **values | {"snapshot": Snapshot.of(values["snapshot"]), "held": held, "description": description}
+        )
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -184,7 +190,7 @@ class Saved:
                 return f"{DIGESTS[name]} differ in number, shape or dtype"
             if theirs != mine and not (name == "seed" and mine is None):
                 return f"it belongs to a run with {name}={theirs!r} instead of {mine!r}"
-        return self.description.refusal(description, mid_epoch=self.cut.before is not None)
+        return self.description.refusal(description, mid_epoch=self.snapshot.before is not None)
 
 
 class Checkpoints:
@@ -285,12 +291,12 @@ class Checkpoints:
         self._noted = True
         return True
 
-    def is_due(self, cut: Snapshot, *, ends: bool) -> bool:
+    def is_due(self, snapshot: Snapshot, *, ends: bool) -> bool:
         """Return True if a snapshot is to be saved; ``ends``: True after an epoch and its callbacks."""
-        if cut is self.saved:
+        if snapshot is self.saved:
             return False
         if self.config.updates is not None:
-            return cut.version >= self._version + self.config.updates
+            return snapshot.version >= self._version + self.config.updates
         if self.config.seconds is not None:
             return self._noted or time.monotonic() >= self._time + self.config.seconds
         return ends
@@ -313,7 +319,7 @@ class Checkpoints:
             self._queue.put((packing.parts(saved.values()), rank))
         except (TypeError, ValueError, RecursionError) as error:  # from values that a callback added to logs
             self._fail(error)
-        self.start_from(saved.cut)
+        self.start_from(saved.snapshot)
 
     def _fail(self, error: Exception) -> None:
         self.failed += 1
@@ -321,9 +327,14 @@ class Checkpoints:
             "A checkpoint could not be written to %s; training continues: %s", self.config.uri, error
         )
 
-    def start_from(self, cut: Snapshot) -> None:
+    def start_from(self, snapshot: Snapshot) -> None:
         """Measure updates and seconds from a snapshot: the last one kept, or the run's first one."""
-        self.saved, self._version, self._time, self._noted = cut, cut.version, time.monotonic(), False
+        self.saved, self._version, self._time, self._noted = (
+            snapshot,
+            snapshot.version,
+            time.monotonic(),
+            False,
+        )
 
     def require_owned(self) -> None:
         """Raise if another run is known to write to the folder.

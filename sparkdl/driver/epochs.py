@@ -353,49 +353,52 @@ class DriverModel:
         """Return the moving statistics as one vector."""
         return self.layouts.statistics.pack(keras_variables.reading(self.variables.statistics))
 
-    def load(self, cut: Snapshot, rows: Sequence[int]) -> None:
+    def load(self, snapshot: Snapshot, rows: Sequence[int]) -> None:
         """Load a snapshot into the model: weights, statistics, optimizer state and random generators.
 
         Args:
-            cut: the snapshot.
+            snapshot: the snapshot.
             rows: the training rows of each worker, the weights for averaging optimizer states.
         """
         layouts = self.layouts
-        keras_variables.write(self.variables.trainable, layouts.trainable.unpack(cut.parameters))
-        keras_variables.write(self.variables.statistics, layouts.statistics.unpack(cut.statistics))
-        states = self._optimizer_states(cut, rows)
+        keras_variables.write(self.variables.trainable, layouts.trainable.unpack(snapshot.parameters))
+        keras_variables.write(self.variables.statistics, layouts.statistics.unpack(snapshot.statistics))
+        states = self._optimizer_states(snapshot, rows)
         if states is not None:
             keras_variables.write(self.variables.optimizer, states)
         if not self.joint:
             keras_variables.constrain(self.variables.trainable)
-            optimizers.batches_seen(self.model).assign(round(cut.progress))
+            optimizers.batches_seen(self.model).assign(round(snapshot.progress))
         begin = layouts.optimizer.nbytes
-        random = cut.state(cut.speaker)[begin : begin + layouts.generators.nbytes]
+        random = snapshot.state(snapshot.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
             keras_variables.write(self.variables.generators, layouts.generators.from_bytes(random))
         trim(layouts.trainable.nbytes)  # memory of the old values
 
-    def is_at(self, cut: Snapshot) -> bool:
+    def is_at(self, snapshot: Snapshot) -> bool:
         """Return True if the model has the weights of a snapshot, up to the rounding of two swaps.
 
         SwapEMAWeights swaps by sums and differences on TensorFlow.
         """
         layouts = self.layouts
-        before = [*layouts.trainable.unpack(cut.parameters), *layouts.statistics.unpack(cut.statistics)]
+        before = [
+            *layouts.trainable.unpack(snapshot.parameters),
+            *layouts.statistics.unpack(snapshot.statistics),
+        ]
         after = keras_variables.reading([*self.variables.trainable, *self.variables.statistics])
         pairs = zip(before, after, strict=True)
         return all(
             np.allclose(new, old, rtol=0, atol=ROUNDING * np.abs(old).max(initial=0)) for old, new in pairs
         )
 
-    def _optimizer_states(self, cut: Snapshot, rows: Sequence[int]) -> list[Array] | None:
+    def _optimizer_states(self, snapshot: Snapshot, rows: Sequence[int]) -> list[Array] | None:
         """Return the optimizer state that replicas share, or the row-weighted mean of the workers' states."""
         size, layout = self.layouts.optimizer.nbytes, self.layouts.optimizer
         whole = size + self.layouts.generators.nbytes
         total: list[Array] | None = None
         weight = 0
-        for worker in [cut.speaker] if self.joint else range(len(rows)):
-            state = cut.state(worker)
+        for worker in [snapshot.speaker] if self.joint else range(len(rows)):
+            state = snapshot.state(worker)
             if len(state) < whole or not (rows[worker] or self.joint):
                 continue
             arrays = layout.from_bytes(state[:size])

@@ -148,7 +148,7 @@ class FitRun:
             stack.enter_context(jobs.cancelled_if_interrupted(self.cluster))
             stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
             store, group, display = self._start(stack)
-            if self.checkpoints.resumed and changed and not store.cut.place:
+            if self.checkpoints.resumed and changed and not store.snapshot.place:
                 store.replace(self.driver.parameters(), self.driver.statistics())
             logs: Results = {}
             try:
@@ -173,7 +173,7 @@ class FitRun:
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):
-            self.carried = CarriedState(store.cut.states, store.cut.rule)
+            self.carried = CarriedState(store.snapshot.states, store.snapshot.rule)
         self._record(store, group)
         before = self.checkpoints.digests()
         self.callbacks.end(logs)
@@ -231,7 +231,7 @@ class FitRun:
         rows = sum(self._rows(store))
         display.begin(epoch, rows)
         self.reports.begin()
-        self.begun, self.before = (store.cut.before or store.cut).progress, None
+        self.begun, self.before = (store.snapshot.before or store.snapshot).progress, None
         started = time.monotonic()
         while True:
             result = store.wait_epoch(epoch, POLL_SECONDS)
@@ -278,7 +278,7 @@ class FitRun:
         if self.record.stop_request == "now":
             self.request.model.stop_training = True
         if self.request.model.stop_training:
-            store.cut_short(epoch)
+            store.end_early(epoch)
         rows = sum(member.seen_rows for member in members if member.epoch == epoch)
         if store.plans:
             display.update(rows, sum(self._rows(store)), self.reports.results)
@@ -286,14 +286,14 @@ class FitRun:
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
         if isinstance(store, Coordinator) and self.before is None and self.callbacks.batches.is_due(done):
-            self.before = store.noted
-            store.note()
+            self.before = store.newest_snapshot
+            store.request_snapshot()
 
     def _save_batch(self, store: Store) -> None:
         """Call the callbacks that save after batches, once the requested snapshot has arrived."""
-        if not isinstance(store, Coordinator) or self.before is None or self.before is store.noted:
+        if not isinstance(store, Coordinator) or self.before is None or self.before is store.newest_snapshot:
             return
-        snapshot, self.before = store.noted, None
+        snapshot, self.before = store.newest_snapshot, None
         hooks = self.callbacks.batches
         done = min(store.plans[0].steps - 1, round(snapshot.progress - self.begun))
         states = [states for states in snapshot.metrics.values() if states]
@@ -312,7 +312,7 @@ class FitRun:
         self.request.flags.require_kept()
         self.changed = False
         if changed and self.request.config.mode is not Mode.SYNCHRONOUS:
-            changed = not self.driver.is_at(store.cut)
+            changed = not self.driver.is_at(store.snapshot)
         if changed:
             store.replace(self.driver.parameters(), self.driver.statistics())
 
@@ -334,7 +334,7 @@ class FitRun:
         ended = store.unattended(epoch)
         if ended is None:
             return
-        self._end_batches(ended.cut, self._merged(epoch, ended, store), store)
+        self._end_batches(ended.snapshot, self._merged(epoch, ended, store), store)
         changed = self.callbacks.begin_test()
         store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
@@ -367,15 +367,15 @@ class FitRun:
     def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
         """Load the weights at the end of an epoch, call callbacks, and return the epoch's results."""
         logs = results = self._merged(epoch, result, store)
-        store.commit(result.cut)
+        store.commit(result.snapshot)
         self.training["losses"].append(result.losses)
         if not self.callbacks.testing:  # otherwise _begin_test has done this already
-            self._end_batches(result.cut, results, store)
+            self._end_batches(result.snapshot, results, store)
         if result.validation:
             held = self.metrics.merge(result.validation, step="test_step")
             logs = logs | {f"val_{name}": value for name, value in held.items()}
             self.callbacks.end_test(held, self._validation_batches(store))
-            if self.callbacks.attends and self.driver.is_at(result.cut):
+            if self.callbacks.attends and self.driver.is_at(result.snapshot):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
         self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
@@ -401,7 +401,7 @@ class FitRun:
             deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
             while not store.reported and group.job.running and time.monotonic() < deadline:
                 store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
-        return store.stopped_cut()
+        return store.stopped_snapshot()
 
     def _rows(self, store: Store) -> tuple[int, ...]:
         """Return the training rows of each worker; zeros until they are known."""

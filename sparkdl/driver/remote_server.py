@@ -57,7 +57,7 @@ class RemoteCoordinator:
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
         first = self.shape.plan.first_epoch
-        self.cut = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
+        self.snapshot = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
         self.generation = 1
         self.log: deque[LogEntry] = deque()
         self.members: dict[int, Member] = {}
@@ -140,18 +140,18 @@ class RemoteCoordinator:
         """Let workers train to the end of this epoch; the next request tells the coordinator."""
         self._orders.update(released=epoch, learning_rate=learning_rate)
 
-    def commit(self, cut: Snapshot) -> None:
+    def commit(self, snapshot: Snapshot) -> None:
         """Make a snapshot the last complete one."""
-        self.cut = cut
+        self.snapshot = snapshot
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Make the weights that a callback set the new center."""
         if self._endpoint is not None:
             path = f"/v1/replace/{self._orders['released']}"
             self.ask(self._endpoint, path, parameters.tobytes() + statistics.tobytes())
-        self.cut = replace(self.cut, parameters=parameters, statistics=statistics)
+        self.snapshot = replace(self.snapshot, parameters=parameters, statistics=statistics)
 
-    def cut_short(self, epoch: int) -> None:
+    def end_early(self, epoch: int) -> None:
         """End an epoch, and training with it, early; the next request tells the coordinator."""
         self._orders["short"] = epoch
 
@@ -171,9 +171,9 @@ class RemoteCoordinator:
         """True once the group's result was read, so that a stopped run has reported its last state."""
         return self._over
 
-    def stopped_cut(self) -> Snapshot:
+    def stopped_snapshot(self) -> Snapshot:
         """Return the snapshot of a run that ends early; the last epoch's end if the run reported none."""
-        return self._stopped or self.cut
+        return self._stopped or self.snapshot
 
     def missing(self) -> list[int]:
         """Return no workers: Spark starts all workers of this group, or none."""
@@ -194,4 +194,7 @@ Store = Coordinator | RemoteCoordinator
 
 def _results(given: Iterable[Any]) -> dict[int, EpochResult]:
     """Return the results of epochs from their values, by epoch."""
-    return {epoch: EpochResult(**fields | {"cut": Snapshot.of(fields["cut"])}) for epoch, fields in given}
+    return {
+        epoch: EpochResult(**fields | {"snapshot": Snapshot.of(fields["snapshot"])})
+        for epoch, fields in given
+    }

@@ -105,7 +105,7 @@ class ServerSetup:
             silence=SILENCE,
             stall=config.fault_tolerance.stall_timeout,
             goes_on=config.goes_on,
-            cuts=tuple(
+            snapshot_intervals=tuple(
                 every
                 for every in (
                     config.fault_tolerance.recovery_every,

@@ -171,7 +171,7 @@ class WorkerGroup:
             self.store.restart()
             text = (
                 f"A worker was lost; the workers restart ({self.failures} of {self.restarts}), with the "
-                f"snapshot of {self.store.cut}: {str(error).splitlines()[0][:300]}"
+                f"snapshot of {self.store.snapshot}: {str(error).splitlines()[0][:300]}"
             )
             logger.warning("%s", text)
             self.on_event(text, "warning")

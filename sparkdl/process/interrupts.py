@@ -62,7 +62,7 @@ class _Guard:
 
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         self.handler = handler
-        self.noted: BaseException | None = None
+        self.recorded: BaseException | None = None
         self.since = 0.0
         self.raised = self.said = self._nudged = self._closed = self._blocked = False
         self.unblock: Callable[[], None] | None = None  # ends a wait of the main thread for the JVM
@@ -86,9 +86,9 @@ class _Guard:
         if self._closed:  # An interrupt kept close() from restoring the previous handler.
             self.handler(number, frame)
             return
-        if self.noted is None:
-            self.noted = None if nudged else self._raised_by(number, frame)
-            if self.noted is not None:
+        if self.recorded is None:
+            self.recorded = None if nudged else self._raised_by(number, frame)
+            if self.recorded is not None:
                 self.since = time.monotonic()
                 self._nudging.acquire()
                 self._nudged_out.acquire()
@@ -98,13 +98,13 @@ class _Guard:
         waited = time.monotonic() - self.since
         if self.raised or self.depth:
             if waited > GRACE and not nudged:
-                raise self.noted
+                raise self.recorded
         elif waited > SOON:
             self._blocked = _is_busy(frame, late=waited > LATE)
             if not self._blocked:
                 self._quieten_py4j()
                 self.raised = True
-                raise self.noted
+                raise self.recorded
 
     def _raised_by(self, number: int, frame: FrameType | None) -> BaseException | None:
         """Return the exception that the previous handler raises."""
@@ -154,7 +154,7 @@ class _Guard:
 
     def say(self) -> None:
         """Log once that the call was interrupted."""
-        if self.noted is not None and not self.said:
+        if self.recorded is not None and not self.said:
             self.said = True
             logger.warning("Interrupted: stopping the call and cancelling its Spark job.")
 
@@ -171,7 +171,7 @@ class _Guard:
 
     def _end_nudges(self) -> None:
         """End the thread that nudges. Cancel all jobs if the previous handler is PySpark's."""
-        if self.noted is None:
+        if self.recorded is None:
             return
         self._nudging.release()
         self._nudged_out.acquire()
@@ -212,7 +212,7 @@ def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         guard.install()
         result = function(*args, **kwargs)
     except BaseException as error:
-        if guard.noted is None:
+        if guard.recorded is None:
             raise
         logger.debug("The interrupted call raised %r.", error)
     finally:
@@ -220,18 +220,18 @@ def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             guard.close()
         finally:
             _guard = None
-    if guard.noted is not None:
-        raise guard.noted.with_traceback(None) from None
+    if guard.recorded is not None:
+        raise guard.recorded.with_traceback(None) from None
     return result
 
 
 def check() -> None:
     """Raise the recorded interrupt, unless a cleanup is under way."""
     guard = _of_this_thread()
-    if guard is not None and guard.noted is not None and not guard.depth:
+    if guard is not None and guard.recorded is not None and not guard.depth:
         guard.raised = True
         guard.say()
-        raise guard.noted
+        raise guard.recorded
 
 
 def reinstall() -> None:
@@ -249,7 +249,7 @@ def limited(seconds: float, *, reserve: float = 0.0) -> float:
         reserve: seconds to leave for the rest of an interrupted call's cleanup.
     """
     guard = _of_this_thread()
-    if guard is None or guard.noted is None:
+    if guard is None or guard.recorded is None:
         return seconds
     return max(0.0, min(seconds, guard.since + CLEANED - reserve - time.monotonic()))
 

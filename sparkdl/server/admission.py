@@ -15,7 +15,7 @@ SECTIONS = {
     Kind.GRADIENT: ("parameters", "statistics"),
     Kind.DELTA: ("parameters", "statistics"),
     Kind.REPORT: ("parameters", "statistics", "metrics", "state"),
-    Kind.CUT: ("parameters", "statistics", "metrics", "state"),
+    Kind.STATE: ("parameters", "statistics", "metrics", "state"),
     Kind.VALIDATION: ("metrics",),
     Kind.GIVE: ("state",),
 }

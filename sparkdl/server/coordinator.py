@@ -28,7 +28,7 @@ The parts share one lock and never call the coordinator:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -73,38 +73,38 @@ class Coordinator(GroupCoordinator):
 
     Args:
         shape: settings of the run.
-        merging: the center and its way of merging updates.
+        aggregation: the center and its way of merging updates.
         carried: state that an earlier run leaves to this one.
     """
 
     shape: RunSpec
 
-    def __init__(self, shape: RunSpec, merging: Aggregation, carried: CarriedState | None = None) -> None:
-        super().__init__(shape, merging)
+    def __init__(self, shape: RunSpec, aggregation: Aggregation, carried: CarriedState | None = None) -> None:
+        super().__init__(shape, aggregation)
         self.tidied = self.state.clock()  # time of the last return of memory
         self.schedule = Schedule(shape)
-        self.snapshots = snapshots_of(shape, merging, self.schedule, carried)
-        self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, merging)
+        self.snapshots = snapshots_of(shape, aggregation, self.schedule, carried)
+        self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, aggregation)
         self.rebalance = Rebalance(self.state, self.membership, self.schedule)
-        self.rows = RowAgreement(self.state, self.membership, self.schedule, self.snapshots, merging)
-        self.screening = Screening(self.state, shape, merging, self.membership)
+        self.rows = RowAgreement(self.state, self.membership, self.schedule, self.snapshots, aggregation)
+        self.screening = Screening(self.state, shape, aggregation, self.membership)
         self.weights = WeightReplies(self.epochs)
         self.losses = WorkerLoss(self.membership, self.epochs, self.screening)
 
-    def resume(self, cut: Snapshot, held: tuple[RowsHeld, ...]) -> None:
+    def resume(self, snapshot: Snapshot, held: tuple[RowsHeld, ...]) -> None:
         """Continue from a snapshot of an earlier run with the same settings, before any worker has joined.
 
         Args:
-            cut: the snapshot.
+            snapshot: the snapshot.
             held: row count and fingerprint of each worker in that run.
         """
         with self.changed:
             self.rows.held = held
-            self.snapshots.resume(cut)
-            self.epochs.resume(cut.books)
+            self.snapshots.resume(snapshot)
+            self.epochs.resume(snapshot.reports)
 
     @property
-    def cut(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The snapshot from which the run is restored."""
         return self.snapshots.committed
 
@@ -114,7 +114,7 @@ class Coordinator(GroupCoordinator):
         return self.rows.held
 
     @property
-    def noted(self) -> Snapshot:
+    def newest_snapshot(self) -> Snapshot:
         """The newest snapshot, which may not be committed."""
         return self.snapshots.newest
 
@@ -137,16 +137,6 @@ class Coordinator(GroupCoordinator):
     def stopping(self) -> bool:
         """True if replies tell the workers to end."""
         return self.schedule.stopping
-
-    @property
-    def staleness(self) -> Sequence[int]:
-        """The number of merged updates by their staleness; the last number is for all larger ones."""
-        return self.merging.staleness
-
-    @property
-    def latest_staleness(self) -> Mapping[int, int]:
-        """The staleness of each worker's last merged update, if updates are merged one at a time."""
-        return self.merging.latest_staleness
 
     # Requests of workers.
 
@@ -182,13 +172,13 @@ class Coordinator(GroupCoordinator):
             self.membership.hear(worker, generation, attempt)
             if not go:
                 return None
-            sequence, epoch = self.merging.next_sequence(worker), self.epochs.next_epoch(worker)
+            sequence, epoch = self.aggregation.next_sequence(worker), self.epochs.next_epoch(worker)
             return {
                 "rows": self.plans[0].rows,
                 "validation_rows": [member.validation_rows for _, member in sorted(self.members.items())],
                 "epoch": epoch,
                 "sequence": sequence,
-                "restore": bool(sequence or self.cut.states) or epoch > self.shape.plan.first_epoch,
+                "restore": bool(sequence or self.snapshot.states) or epoch > self.shape.plan.first_epoch,
                 "learning_rate": rate if isfinite(rate := self.schedule.rate()) else None,
                 "progress": self.progress,
                 "stop": self.stopping,
@@ -198,11 +188,11 @@ class Coordinator(GroupCoordinator):
         admission.check_run(update, self.shape.run)
         with self.changed:
             self.membership.hear(update.worker, update.generation, update.attempt)
-        admission.check_model(update, lengths, self.shape, self.merging)
+        admission.check_model(update, lengths, self.shape, self.aggregation)
         if update.kind in admission.MERGED:
             if not self.membership.agreed:
                 raise RefusedError(409, "The worker group is not ready and cannot merge updates yet.")
-            admission.check_mergeable(update, lengths, self.shape, self.merging)
+            admission.check_mergeable(update, lengths, self.shape, self.aggregation)
 
     def _answer(self, update: Update, read: Read) -> Reply:
         if update.kind in admission.MERGED:
@@ -213,7 +203,7 @@ class Coordinator(GroupCoordinator):
             Kind.PULL: self._pull,
             Kind.RESTORE: self._restore,
             Kind.CENTER: self._center,
-            Kind.CUT: self._take_state,
+            Kind.STATE: self._take_state,
             Kind.SHARE: self.rebalance.share,
             Kind.GIVE: self.rebalance.give,
             Kind.TAKE: self.rebalance.take,
@@ -227,7 +217,7 @@ class Coordinator(GroupCoordinator):
 
     def _push(self, update: Update, read: Read) -> Reply:
         try:
-            reply = self.merging.push(
+            reply = self.aggregation.push(
                 update, lambda: self.screening.screen(read()), lambda counts: self._count(update, counts)
             )
         except RuleError as error:
@@ -242,7 +232,7 @@ class Coordinator(GroupCoordinator):
             if update.worker == self.snapshots.substitute():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
             if self.snapshots.is_awaited(update) and not reply.flags & Flag.AGAIN:
-                reply = replace(reply, flags=reply.flags | Flag.CUT)
+                reply = replace(reply, flags=reply.flags | Flag.SEND_STATE)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
     def _count(self, update: Update, counts: bool) -> Reply:
@@ -255,7 +245,7 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             if not counts:
                 return schedule.reply()
-            if not self.merging.has_rounds:
+            if not self.aggregation.has_rounds:
                 self.counters["exchanges"] += 1
                 schedule.count_update(update)
                 self.snapshots.end_update(self.epochs.reports)
@@ -270,7 +260,7 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.epochs.is_new(update) and not update.flags & Flag.AWAIT:
-                self.merging.leave(update.worker)
+                self.aggregation.leave(update.worker)
                 if self.epochs.take_report(update):
                     self.losses.end_epochs()
                 self.changed.notify_all()
@@ -287,7 +277,7 @@ class Coordinator(GroupCoordinator):
 
     def _is_current(self, update: Update) -> bool:
         """Return True if a worker has not continued since it sent this update."""
-        sequence, epoch = self.merging.next_sequence(update.worker), self.epochs.next_epoch(update.worker)
+        sequence, epoch = self.aggregation.next_sequence(update.worker), self.epochs.next_epoch(update.worker)
         return (update.sequence, update.epoch) == (sequence, epoch)
 
     def _validated(self, update: Update, read: Read) -> Reply:
@@ -307,11 +297,13 @@ class Coordinator(GroupCoordinator):
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         if self.epochs.lacks_weights_of(update):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
-        reply = replace(reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.merging.version)
+        reply = replace(
+            reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.aggregation.version
+        )
         goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
         if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else a repeated request
             self.losses.enter_training(update.worker)
-        if goes_on and self.merging.has_rounds:
+        if goes_on and self.aggregation.has_rounds:
             return self.weights.with_center(reply, update)
         return reply
 
@@ -381,11 +373,11 @@ class Coordinator(GroupCoordinator):
         """Continue without a worker, or fail the run if it may not continue or no rows would be left."""
         self.losses.lose(worker, reason)
 
-    def commit(self, cut: Snapshot) -> None:
+    def commit(self, snapshot: Snapshot) -> None:
         """Make a snapshot the restore point of the run, and forget the epochs before it."""
         with self.changed:
-            self.snapshots.commit(cut)
-            self.epochs.forget_before(cut.epoch)
+            self.snapshots.commit(snapshot)
+            self.epochs.forget_before(snapshot.epoch)
             self.losses.readmit_waiting()
         self._tidy()
 
@@ -400,7 +392,7 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.snapshots.replace(parameters, statistics)
 
-    def note(self, *, ends: bool = False) -> None:
+    def request_snapshot(self, *, ends: bool = False) -> None:
         """Make a snapshot, which ``noted`` returns: at once without rounds, else between two rounds.
 
         Without rounds, the snapshot holds each worker's last reported state. Each worker then reports its
@@ -418,7 +410,7 @@ class Coordinator(GroupCoordinator):
             self.schedule.stopping = True
             self.changed.notify_all()
 
-    def cut_short(self, epoch: int) -> None:
+    def end_early(self, epoch: int) -> None:
         """End an epoch early, and training with it, after each worker's current exchange.
 
         The epoch is reported and evaluated like an epoch with all of its batches.
@@ -427,32 +419,34 @@ class Coordinator(GroupCoordinator):
             if self.schedule.short == epoch:
                 return
             self.schedule.short = epoch
-            self.schedule.ending = not self.merging.has_rounds  # in rounds, set when the open round closes
+            self.schedule.ending = (
+                not self.aggregation.has_rounds
+            )  # in rounds, set when the open round closes
             self.changed.notify_all()
 
     def _restart(self) -> None:
         """In rounds, restore the newest snapshot. An epoch that all workers have reported is not repeated."""
         self.rebalance.clear()
-        self.schedule.ending = self.schedule.short >= 0 and not self.merging.has_rounds
+        self.schedule.ending = self.schedule.short >= 0 and not self.aggregation.has_rounds
         self.screening.restart()
-        if self.merging.has_rounds:
+        if self.aggregation.has_rounds:
             self.epochs.roll_back()
 
-    def stopped_cut(self) -> Snapshot:
+    def stopped_snapshot(self) -> Snapshot:
         """Return the snapshot of a run that ends early, with its last complete merge.
 
         If the center is unusable after later updates, return the committed snapshot instead.
         """
         with self.changed:
             if self.screening.useless or self.broken:
-                return self.cut
-            if not self.merging.has_replicas:
+                return self.snapshot
+            if not self.aggregation.has_replicas:
                 return self.snapshots.present()
             report = self.epochs.stopped_with_weights()
             if report is None:
                 return self.epochs.last_ended()
             return replace(
-                self.cut,
+                self.snapshot,
                 parameters=report.parameters,
                 statistics=report.statistics,
                 states={report.worker: spooled(report.state)},
@@ -466,11 +460,11 @@ class Coordinator(GroupCoordinator):
             return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
 
     def _all_ready(self) -> bool:
-        return self.merging.all_of(self.membership.ready_workers())
+        return self.aggregation.all_of(self.membership.ready_workers())
 
     def _may_begin(self, worker: int) -> bool:
         """Return True if a worker may begin: all are ready, or it was readmitted, or it should end."""
         if worker in self.absent:
             return self.stopping
-        may = self.schedule.may_train(self.cut.epoch) or self.epochs.to_evaluate(worker) >= 0
+        may = self.schedule.may_train(self.snapshot.epoch) or self.epochs.to_evaluate(worker) >= 0
         return self.membership.agreed and self._all_ready() and may

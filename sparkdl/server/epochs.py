@@ -21,7 +21,7 @@ class Epochs:
         shape: settings of the run.
         schedule: epochs that the workers may train.
         snapshots: snapshots of the run.
-        merging: the aggregation, which holds the center.
+        aggregation: the aggregation, which holds the center.
 
     Attributes:
         reports: reports of the workers, by epoch.
@@ -32,10 +32,15 @@ class Epochs:
     """
 
     def __init__(
-        self, state: RunState, shape: RunSpec, schedule: Schedule, snapshots: Snapshots, merging: Aggregation
+        self,
+        state: RunState,
+        shape: RunSpec,
+        schedule: Schedule,
+        snapshots: Snapshots,
+        aggregation: Aggregation,
     ) -> None:
         self.state, self.shape, self.schedule = state, shape, schedule
-        self.snapshots, self.merging = snapshots, merging
+        self.snapshots, self.aggregation = snapshots, aggregation
         self.reports: Reports = {}
         self.stopped: dict[int, Update] = {}
         self.attended: dict[int, tuple[Vector, Vector] | None] = {}
@@ -43,15 +48,17 @@ class Epochs:
 
     def resume(self, reports: Reports) -> None:
         """Continue with the reports of an earlier run."""
-        self.reports = {epoch: report.noted() for epoch, report in reports.items()}
+        self.reports = {epoch: report.without_results() for epoch, report in reports.items()}
         for epoch, report in self.reports.items():
             if len(report.metrics) == self.shape.num_workers:
-                report.cut = self.snapshots.of_reports(epoch + 1, report, self.reports)
+                report.snapshot = self.snapshots.of_reports(epoch + 1, report, self.reports)
 
     def next_epoch(self, worker: int) -> int:
         """Return the first epoch that a worker has not reported and that has not ended without it."""
         epoch = self.snapshots.committed.epoch
-        while (report := self.reports.get(epoch)) is not None and (worker in report.metrics or report.cut):
+        while (report := self.reports.get(epoch)) is not None and (
+            worker in report.metrics or report.snapshot
+        ):
             epoch += 1
         return epoch
 
@@ -62,9 +69,9 @@ class Epochs:
     def lacks_weights_of(self, update: Update) -> bool:
         """Return True if a worker has to report the shared weights of all replicas with its own report."""
         report = self.reports.get(update.epoch)
-        if report is None or report.cut is not None or not self.snapshots.lacks_weights(report):
+        if report is None or report.snapshot is not None or not self.snapshots.lacks_weights(report):
             return False
-        return self.merging.all_of(report.metrics) and update.worker == self.snapshots.substitute()
+        return self.aggregation.all_of(report.metrics) and update.worker == self.snapshots.substitute()
 
     def take_report(self, update: Update) -> bool:
         """Take the report of a worker; return False if the worker was stopped before the epoch's end."""
@@ -90,9 +97,9 @@ class Epochs:
         """
         ended = []
         for epoch, report in sorted(self.reports.items()):
-            complete = self.merging.all_of(report.metrics) and not self.snapshots.lacks_weights(report)
-            if report.cut is None and complete:
-                report.cut = self.snapshots.of_reports(epoch + 1, report, self.reports)
+            complete = self.aggregation.all_of(report.metrics) and not self.snapshots.lacks_weights(report)
+            if report.snapshot is None and complete:
+                report.snapshot = self.snapshots.of_reports(epoch + 1, report, self.reports)
                 ended.append((epoch, report))
         return ended
 
@@ -102,7 +109,7 @@ class Epochs:
 
     def wait_at_end(self, update: Update) -> bool:
         """Hold a worker at an epoch's end. Return False if it still has to wait."""
-        rounds = self.merging.has_rounds
+        rounds = self.aggregation.has_rounds
         through = update.epoch + (2 if rounds or self.is_last(update.epoch) else 1)
 
         def may_go_on() -> bool:
@@ -110,19 +117,19 @@ class Epochs:
                 self.state.is_over(update.generation)
                 or self.to_evaluate(update.worker) >= 0
                 or self.lacks_weights_of(update)
-                or update.worker in self.merging.absent
+                or update.worker in self.aggregation.absent
                 or self.schedule.stopping
                 or (self._is_short_over() if self.schedule.ending else self.schedule.released >= through)
             )
 
         if not may_go_on():
-            self.merging.leave(update.worker)
+            self.aggregation.leave(update.worker)
         return self.state.changed.wait_for(may_go_on, limits.PATIENCE)
 
     def _is_short_over(self) -> bool:
         """Return True if an epoch cut short has ended and its evaluation does not wait for the driver."""
         report = self.reports.get(self.schedule.short)
-        ended = report is not None and report.cut is not None
+        ended = report is not None and report.snapshot is not None
         return ended and self.unattended(self.schedule.short) is None
 
     def to_evaluate(self, worker: int) -> int:
@@ -130,7 +137,7 @@ class Epochs:
         waiting = (
             epoch
             for epoch, report in self.reports.items()
-            if epoch in self.shape.evaluated and report.cut and worker not in report.validation
+            if epoch in self.shape.evaluated and report.snapshot and worker not in report.validation
             if epoch in self.attended or not self.shape.attended
         )
         return min(waiting, default=-1)
@@ -142,7 +149,7 @@ class Epochs:
             Parameters, statistics, the version of the snapshot, and True if they are the snapshot's own.
         """
         report = self.reports.get(epoch)
-        snapshot = report.cut if report is not None else None
+        snapshot = report.snapshot if report is not None else None
         snapshot = snapshot or self.snapshots.committed
         weights = self.attended.get(epoch)
         return *(weights or (snapshot.parameters, snapshot.statistics)), snapshot.version, weights is None
@@ -151,9 +158,9 @@ class Epochs:
         """Return True if all workers except lost ones have reported and, if required, evaluated an epoch."""
         report = self.reports.get(epoch)
         # A resumed run has reports before it has plans.
-        if report is None or report.cut is None or not self.schedule.plans:
+        if report is None or report.snapshot is None or not self.schedule.plans:
             return False
-        return epoch not in self.shape.evaluated or self.merging.all_of(report.validation)
+        return epoch not in self.shape.evaluated or self.aggregation.all_of(report.validation)
 
     def concerns_driver(self, epoch: int) -> bool:
         """Return True if an epoch is complete, waits for the driver's evaluation, or is not released yet."""
@@ -163,7 +170,7 @@ class Epochs:
     def result(self, epoch: int) -> EpochResult:
         """Return the reports of a complete epoch, with the losses since the epoch before."""
         report = self.reports[epoch]
-        losses, self.merging.losses = self.merging.losses, []
+        losses, self.aggregation.losses = self.aggregation.losses, []
         self.last_losses = losses[-1:] or self.last_losses
         return report.result(report.validation, losses)
 
@@ -171,9 +178,9 @@ class Epochs:
         """Return the reports of an epoch if its evaluation waits for the driver, else None."""
         report = self.reports.get(epoch)
         waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
-        if not waits or report is None or report.cut is None or not self.schedule.plans:
+        if not waits or report is None or report.snapshot is None or not self.schedule.plans:
             return None
-        return report.result({}, list(self.merging.losses))
+        return report.result({}, list(self.aggregation.losses))
 
     def forget_before(self, epoch: int) -> None:
         """Forget the epochs before this one, which are committed."""
@@ -189,20 +196,20 @@ class Epochs:
         self.reports = {
             epoch: replace(report, validation={})
             for epoch, report in self.reports.items()
-            if report.cut is not None
+            if report.snapshot is not None
         }
         snapshot = self.snapshots.committed
         # At most one report is left: no worker begins the next epoch before this one is evaluated.
         for report in self.reports.values():
-            if report.cut is not None:
-                snapshot = replace(report.cut, losses=list(self.merging.losses))
+            if report.snapshot is not None:
+                snapshot = replace(report.snapshot, losses=list(self.aggregation.losses))
         self.snapshots.restore(snapshot)
         if self.schedule.plans:
             self.snapshots.begin()
 
     def last_ended(self) -> Snapshot:
         """Return the snapshot of the last epoch that has ended, committed or not."""
-        ended = [report.cut for report in self.reports.values() if report.cut is not None]
+        ended = [report.snapshot for report in self.reports.values() if report.snapshot is not None]
         return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
 
     def stopped_with_weights(self) -> Update | None:
@@ -218,7 +225,7 @@ class WeightReplies:
     """
 
     def __init__(self, epochs: Epochs) -> None:
-        self.epochs, self.shape, self.merging = epochs, epochs.shape, epochs.merging
+        self.epochs, self.shape, self.aggregation = epochs, epochs.shape, epochs.aggregation
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def to_evaluate(self, update: Update) -> Reply:
@@ -235,7 +242,7 @@ class WeightReplies:
 
     def with_center(self, reply: Reply, update: Update) -> Reply:
         """Add the current center to a reply, unless the worker has it."""
-        if update.base_version == self.merging.version:
+        if update.base_version == self.aggregation.version:
             return replace(reply, version=update.base_version)
         return self._with_weights(reply)
 
@@ -250,7 +257,7 @@ class WeightReplies:
         return replace(reply, state=state, metrics=snapshot.metrics.get(worker, b""))
 
     def _with_weights(self, reply: Reply) -> Reply:
-        parameters, statistics, version = self.merging.snapshot()
+        parameters, statistics, version = self.aggregation.snapshot()
         return replace(
             reply, kind=Answer.CENTER, version=version, parameters=parameters, statistics=statistics
         )

@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
@@ -29,18 +29,18 @@ class GroupCoordinator(ABC):
 
     Args:
         shape: settings of the worker group.
-        merging: the way updates are merged.
+        aggregation: the way updates are merged.
 
     Attributes:
         state: state shared by the parts of the coordinator.
         membership: the workers that take part.
     """
 
-    def __init__(self, shape: GroupSpec, merging: Aggregation) -> None:
-        self.shape, self.merging = shape, merging
-        self.state = RunState(merging.lock)
+    def __init__(self, shape: GroupSpec, aggregation: Aggregation) -> None:
+        self.shape, self.aggregation = shape, aggregation
+        self.state = RunState(aggregation.lock)
         self.membership = Membership(self.state, shape)
-        merging.generation = self.state.generation
+        aggregation.generation = self.state.generation
 
     @property
     def changed(self) -> threading.Condition:
@@ -68,6 +68,16 @@ class GroupCoordinator(ABC):
         return self.state.log
 
     @property
+    def staleness(self) -> Sequence[int]:
+        """The number of merged updates by their staleness; the last number is for all larger ones."""
+        return self.aggregation.staleness
+
+    @property
+    def latest_staleness(self) -> Mapping[int, int]:
+        """The staleness of each worker's last merged update, if updates are merged one at a time."""
+        return self.aggregation.latest_staleness
+
+    @property
     def intervals(self) -> Sequence[tuple[int, Interval]]:
         """Intervals of traced batches, each with its worker."""
         return self.state.intervals
@@ -85,17 +95,17 @@ class GroupCoordinator(ABC):
     @property
     def absent(self) -> set[int]:
         """The lost workers without which the run continues."""
-        return self.merging.absent
+        return self.aggregation.absent
 
     @property
-    def cut(self) -> object:
+    def snapshot(self) -> object:
         """The point from which the run is restarted, as named in messages."""
         return "the beginning"
 
     @property
     def broken(self) -> bool:
         """True if a merge failed half-way, so that neither the center nor the ledger can be used."""
-        return self.merging.broken
+        return self.aggregation.broken
 
     def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
         """Add a worker's attempt to the group; return False while an older attempt is active.
@@ -111,17 +121,17 @@ class GroupCoordinator(ABC):
                 if self.membership.is_at_work(older):
                     return False
                 self.state.counters["superseded"] += 1
-                self.merging.leave(worker)
+                self.aggregation.leave(worker)
                 self._lose_replica(worker, older)
             self.membership.add(worker, attempt, host, pid)
-            self.merging.attempts[worker] = attempt
+            self.aggregation.attempts[worker] = attempt
             self.membership.hear(worker, generation, attempt)
             self.changed.notify_all()
             return True
 
     def _lose_replica(self, worker: int, member: Member) -> None:
         """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run must end."""
-        if not self.membership.agreed or not self.merging.has_rounds or worker in self.absent:
+        if not self.membership.agreed or not self.aggregation.has_rounds or worker in self.absent:
             return
         self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was restarted.")
         if worker not in self.absent:
@@ -252,7 +262,7 @@ class GroupCoordinator(ABC):
     def exchange(self, update: Update, read: Read) -> Reply:
         """Reply to an update of any kind, whose sections ``read`` returns. The caller then calls ``sent``."""
         if update.kind in BOARDING:
-            self.merging.board(update)
+            self.aggregation.board(update)
         self.membership.asking.add(update.worker)
         try:
             return self._answer(update, read)
@@ -271,21 +281,21 @@ class GroupCoordinator(ABC):
     def sent(self, update: Update) -> None:
         """Record the end of a reply, which was sent or could not be delivered."""
         if update.kind in BOARDING:
-            self.merging.sent()
+            self.aggregation.sent()
 
     def restart(self) -> int:
         """Fence off the current generation and return the number of the next one."""
         with self.changed:
             self.state.generation += 1
             for worker in tuple(self.members):
-                self.merging.leave(worker)
+                self.aggregation.leave(worker)
             self.membership.clear()
             self.absent.clear()
-            self.merging.generation = self.generation
-            self.merging.attempts.clear()
+            self.aggregation.generation = self.generation
+            self.aggregation.attempts.clear()
             self._restart()
             self.state.failure = self.failure if self.broken else None
-            self.merging.wake()
+            self.aggregation.wake()
             self.changed.notify_all()
             return self.generation
 
@@ -297,9 +307,9 @@ class GroupCoordinator(ABC):
         """Refuse every request from now on, including those that wait."""
         with self.changed:
             self.state.closed = True
-            self.merging.generation = -1
+            self.aggregation.generation = -1
             self.changed.notify_all()
-        self.merging.wake()
+        self.aggregation.wake()
 
     def missing(self) -> list[int]:
         """Return the workers that have not joined."""
@@ -309,12 +319,12 @@ class GroupCoordinator(ABC):
     def summary(self) -> Summary:
         """Return the counts of the run, and the number of dropped updates by worker."""
         with self.changed:
-            dropped = self.merging.dropped
+            dropped = self.aggregation.dropped
             return {
-                "version": self.merging.version,
-                "late_dropped": dropped.total() + self.merging.late,
-                "late_merged": self.merging.merged_late,
+                "version": self.aggregation.version,
+                "late_dropped": dropped.total() + self.aggregation.late,
+                "late_merged": self.aggregation.merged_late,
                 "dropped": dict(dropped),
-                "slices": self.merging.slices,
+                "slices": self.aggregation.slices,
                 **self.counters,
             }

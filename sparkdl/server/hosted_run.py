@@ -50,9 +50,9 @@ class HostedRun:
     def store(self, rule: Rule | None, generation: int) -> Coordinator:
         """Return the coordinator for one start of the worker group."""
         terms = replace(self.terms, rule=rule or self.terms.rule)
-        merging = make_aggregation(terms, self.parameters, self.statistics, self.decays)
-        store = Coordinator(self.shape, merging)
-        store.state.generation = merging.generation = generation
+        aggregation = make_aggregation(terms, self.parameters, self.statistics, self.decays)
+        store = Coordinator(self.shape, aggregation)
+        store.state.generation = aggregation.generation = generation
         return store
 
 

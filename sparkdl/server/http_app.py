@@ -260,29 +260,29 @@ def _note_exception(info: Any) -> None:
     logger.debug("The endpoint failed.", exc_info=info)
 
 
-def add_steward(app: flask.Flask, steward: Any) -> None:
-    """Add the paths of a run whose endpoint is in worker 0; ``steward`` does the driver's part."""
+def add_hosted_driver(app: flask.Flask, hosted_driver: Any) -> None:
+    """Add the paths of a run whose endpoint is in worker 0; ``hosted_driver`` does the driver's part."""
 
     @app.post("/v1/drive")
     def drive() -> ResponseReturnValue:
         body = _json(epoch=int, released=int, learning_rate=float, stop=bool, short=int)
-        return flask.Response(steward.drive(**body), mimetype=BINARY)
+        return flask.Response(hosted_driver.drive(**body), mimetype=BINARY)
 
     @app.post("/v1/replace/<int:epoch>")
     def replace_weights(epoch: int) -> ResponseReturnValue:
-        weights = _weights(steward.weight_bytes)
-        steward.replace(epoch, weights)
+        weights = _weights(hosted_driver.weight_bytes)
+        hosted_driver.replace(epoch, weights)
         return {}
 
     @app.post("/v1/evaluate/<int:epoch>")
     def evaluate(epoch: int) -> ResponseReturnValue:
-        weights = _weights(steward.weight_bytes) if flask.request.content_length else b""
-        steward.evaluate(epoch, weights)
+        weights = _weights(hosted_driver.weight_bytes) if flask.request.content_length else b""
+        hosted_driver.evaluate(epoch, weights)
         return {}
 
     @app.post("/v1/leave")
     def leave() -> ResponseReturnValue:
-        steward.leave(**_json(worker=int))
+        hosted_driver.leave(**_json(worker=int))
         return {}
 
 

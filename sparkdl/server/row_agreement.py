@@ -20,7 +20,7 @@ class RowAgreement:
         membership: the workers.
         schedule: maker of the workers' plans.
         snapshots: snapshots of the run.
-        merging: the center.
+        aggregation: the center.
 
     Attributes:
         held: rows of each worker, once all have reported them.
@@ -32,10 +32,10 @@ class RowAgreement:
         membership: Membership,
         schedule: Schedule,
         snapshots: Snapshots,
-        merging: Aggregation,
+        aggregation: Aggregation,
     ) -> None:
         self.state, self.membership, self.schedule = state, membership, schedule
-        self.snapshots, self.merging = snapshots, merging
+        self.snapshots, self.aggregation = snapshots, aggregation
         self.held: tuple[RowsHeld, ...] = ()
         self._warned = False
 
@@ -74,7 +74,7 @@ class RowAgreement:
             held_out = sum(member.validation_rows for member in members.values())
             self.state.refuse_rows(row_check.no_rows(held_out))
         if self.schedule.plan_for(rows):
-            self.merging.bind(self.schedule.plans[0].working)
+            self.aggregation.bind(self.schedule.plans[0].working)
         self.held, self.membership.agreed = held, True
         self.snapshots.begin()
 
@@ -84,7 +84,7 @@ class RowAgreement:
         In rounds, rows may move to other workers and change their order. The epoch under way then begins
         again.
         """
-        rounds = self.merging.has_rounds
+        rounds = self.aggregation.has_rounds
         if not row_check.may_go_on(self.held, held, anywhere=rounds):
             resumed = not self.schedule.plans
             self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=resumed))

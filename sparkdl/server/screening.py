@@ -21,16 +21,18 @@ class Screening:
     Args:
         state: state of the run.
         shape: settings of the run.
-        merging: the center.
+        aggregation: the center.
         membership: the workers.
     """
 
-    def __init__(self, state: RunState, shape: RunSpec, merging: Aggregation, membership: Membership) -> None:
-        self.state, self.shape, self.merging, self.membership = state, shape, merging, membership
-        merged = shape.num_workers > 1 and not merging.has_replicas
-        together = shape.num_workers if merging.has_rounds else 1  # workers whose updates share one loss
+    def __init__(
+        self, state: RunState, shape: RunSpec, aggregation: Aggregation, membership: Membership
+    ) -> None:
+        self.state, self.shape, self.aggregation, self.membership = state, shape, aggregation, membership
+        merged = shape.num_workers > 1 and not aggregation.has_replicas
+        together = shape.num_workers if aggregation.has_rounds else 1  # workers whose updates share one loss
         first = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
-        self.detector = DivergenceDetector(merging.parameters, merged=merged, first=first)
+        self.detector = DivergenceDetector(aggregation.parameters, merged=merged, first=first)
 
     @property
     def useless(self) -> bool:
@@ -50,15 +52,15 @@ class Screening:
         Raises:
             RefusedError: the worker's attempt was superseded or lost in the meantime.
         """
-        if not update.rows or self.merging.has_taken(update.worker, update.sequence):
+        if not update.rows or self.aggregation.has_taken(update.worker, update.sequence):
             return update
         below = inf if self.shape.plan.joint else FARTHEST
-        numbers = self.merging.numbers(update)
+        numbers = self.aggregation.numbers(update)
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
         sound = self.shape.scaled or finite
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            if self.merging.has_taken(update.worker, update.sequence):
+            if self.aggregation.has_taken(update.worker, update.sequence):
                 return update  # it arrived twice at the same time
             try:
                 strikes = self.detector.take(update, sound=sound)
@@ -68,7 +70,7 @@ class Screening:
             if sound:
                 return update
             self.state.counters["not_finite"] += 1
-            self.merging.losses.append(nan)
+            self.aggregation.losses.append(nan)
             if strikes == 1:
                 self.state.warn(
                     f"Worker {update.worker} sent an update with NaN, Inf or too large values in "
@@ -79,9 +81,9 @@ class Screening:
 
     def end_epoch(self, epoch: int, report: EpochReports) -> None:
         """Check a completed epoch for divergence, from its losses and the center at its end."""
-        if report.cut is None:
+        if report.snapshot is None:
             return
-        parameters, losses = report.cut.parameters, self.merging.losses
+        parameters, losses = report.snapshot.parameters, self.aggregation.losses
         try:
             self.detector.end_epoch(epoch, parameters, losses, report.first_losses.values())
         except DivergedError as error:
@@ -92,4 +94,4 @@ class Screening:
 
         In rounds, also forget what was recorded of the epochs that are repeated.
         """
-        self.detector.restart(rolled_back=self.merging.has_rounds)
+        self.detector.restart(rolled_back=self.aggregation.has_rounds)

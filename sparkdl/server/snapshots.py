@@ -25,7 +25,7 @@ class Snapshots(ABC):
 
     Args:
         shape: settings of the run.
-        merging: the aggregation, which holds the center.
+        aggregation: the aggregation, which holds the center.
         schedule: progress of the workers.
         carried: state that an earlier run leaves to this one.
 
@@ -35,33 +35,33 @@ class Snapshots(ABC):
     """
 
     def __init__(
-        self, shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+        self, shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
     ) -> None:
-        self.shape, self.merging, self.schedule = shape, merging, schedule
-        states, rule = carried or CarriedState({}, merging.state)
-        merging.state = rule
+        self.shape, self.aggregation, self.schedule = shape, aggregation, schedule
+        states, rule = carried or CarriedState({}, aggregation.state)
+        aggregation.state = rule
         self.newest = self.committed = Snapshot(
             epoch=shape.plan.first_epoch,
-            parameters=kept(merging.parameters),
-            statistics=merging.statistics,
-            version=merging.version,
+            parameters=kept(aggregation.parameters),
+            statistics=aggregation.statistics,
+            version=aggregation.version,
             progress=shape.first_step,
             states=states,
             rule=rule,
         )
-        merging.reach(self.committed.parameters)
+        aggregation.reach(self.committed.parameters)
 
     def resume(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot of an earlier run."""
         self.restore(snapshot)
         self.newest = snapshot
-        self.merging.restore_ledger(snapshot.ledger)
+        self.aggregation.restore_ledger(snapshot.ledger)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore center and progress from a snapshot, which becomes the committed one."""
         self.committed = snapshot
-        self.merging.restore(snapshot.parameters, snapshot.statistics, snapshot.version, snapshot.rule)
-        self.schedule.progress, self.merging.losses = snapshot.progress, list(snapshot.losses)
+        self.aggregation.restore(snapshot.parameters, snapshot.statistics, snapshot.version, snapshot.rule)
+        self.schedule.progress, self.aggregation.losses = snapshot.progress, list(snapshot.losses)
 
     def restore_epoch(self) -> None:
         """Return to the beginning of the epoch under way, if the snapshot is within it."""
@@ -72,19 +72,19 @@ class Snapshots(ABC):
     def commit(self, snapshot: Snapshot) -> None:
         """Set the snapshot from which the run is restored."""
         self.committed = self.newest = snapshot
-        self.merging.reach(snapshot.parameters)
+        self.aggregation.reach(snapshot.parameters)
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
         """Take the weights that a callback set on the driver as the new center."""
-        self.merging.replace(parameters, statistics)
+        self.aggregation.replace(parameters, statistics)
         self.committed = self.newest = replace(
-            self.committed, parameters=parameters, statistics=statistics, version=self.merging.version
+            self.committed, parameters=parameters, statistics=statistics, version=self.aggregation.version
         )
 
     def present(self) -> Snapshot:
         """Return the committed snapshot with the current center in it."""
-        parameters, statistics, version = self.merging.snapshot()
-        rule = self.merging.state
+        parameters, statistics, version = self.aggregation.snapshot()
+        rule = self.aggregation.state
         center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
         return replace(self.committed, **center)
 
@@ -98,15 +98,18 @@ class Snapshots(ABC):
             report: reports of the workers for this snapshot.
             reports: reports of the workers on the uncommitted epochs, by epoch.
         """
-        parameters, statistics = report.weights or (kept(self.merging.parameters), self.merging.statistics)
+        parameters, statistics = report.weights or (
+            kept(self.aggregation.parameters),
+            self.aggregation.statistics,
+        )
         return Snapshot(
             epoch=epoch,
             parameters=parameters,
             statistics=statistics,
-            version=self.merging.version,
+            version=self.aggregation.version,
             progress=self.schedule.progress,
             states=self._states_before(reports) | report.states,
-            rule=self.merging.state,
+            rule=self.aggregation.state,
         )
 
     @abstractmethod
@@ -122,9 +125,9 @@ class Snapshots(ABC):
 
     def substitute(self) -> int | None:
         """Return the worker that reports the shared weights if worker 0 is lost, else None."""
-        if not self.shape.plan.joint or 0 not in self.merging.absent:
+        if not self.shape.plan.joint or 0 not in self.aggregation.absent:
             return None
-        return min(k for k in range(self.shape.num_workers) if k not in self.merging.absent)
+        return min(k for k in range(self.shape.num_workers) if k not in self.aggregation.absent)
 
     def lacks_weights(self, report: EpochReports) -> bool:
         """Return True if worker 0 was lost before it reported the shared weights."""
@@ -132,7 +135,7 @@ class Snapshots(ABC):
 
     @abstractmethod
     def request(self, reports: Reports, *, ends: bool = False) -> None:
-        """Make a snapshot now, or as soon as rounds allow; see ``Coordinator.note``."""
+        """Make a snapshot now, or as soon as rounds allow; see ``Coordinator.request_snapshot``."""
 
     @abstractmethod
     def take_state(self, update: Update, *, current: bool) -> bool:
@@ -188,25 +191,27 @@ class RoundSnapshots(Snapshots):
 
     def begin(self) -> None:
         """Open the first round after the snapshot."""
-        self.merging.begin(self.schedule.plans[0].sequence(self.committed.epoch) + self.committed.place)
+        self.aggregation.begin(self.schedule.plans[0].sequence(self.committed.epoch) + self.committed.place)
         self._gather(None)
 
     def request(self, reports: Reports, *, ends: bool = False) -> None:
         """Make a snapshot as soon as rounds allow."""
-        self.wanted = self.merging.whole = bool(self.schedule.plans)
+        self.wanted = self.aggregation.whole = bool(self.schedule.plans)
 
     def end_round(self) -> Flag:
         """Return ``Flag.CUT`` if the workers should report their state after the round that closes."""
-        due = self._is_due(self.merging.round)
+        due = self._is_due(self.aggregation.round)
         self.wanted = self.wanted and not due
-        self._gather(EpochReports() if due else None, self.merging.round + 1)
-        return Flag.CUT if due else Flag.NONE
+        self._gather(EpochReports() if due else None, self.aggregation.round + 1)
+        return Flag.SEND_STATE if due else Flag.NONE
 
     def _is_due(self, sequence: int) -> bool:
         """Return True if a snapshot is due after a round. The end of an epoch has its own snapshot."""
         windows = self.schedule.plans[0].windows
         place = sequence % windows + 1
-        return place < windows and (self.wanted or any(not place % every for every in self.shape.cuts))
+        return place < windows and (
+            self.wanted or any(not place % every for every in self.shape.snapshot_intervals)
+        )
 
     def _gather(self, gathering: EpochReports | None, sequence: int | None = None) -> None:
         """Begin or end a snapshot.
@@ -215,12 +220,12 @@ class RoundSnapshots(Snapshots):
         have reported.
         """
         self.gathering = gathering
-        sequence = self.merging.round if sequence is None else sequence
-        self.merging.whole = gathering is not None or self._is_due(sequence)
+        sequence = self.aggregation.round if sequence is None else sequence
+        self.aggregation.whole = gathering is not None or self._is_due(sequence)
 
     def take_state(self, update: Update, *, current: bool) -> bool:
         """Take the state of a worker after the round that closed last."""
-        if self.gathering is None or update.sequence != self.merging.round:
+        if self.gathering is None or update.sequence != self.aggregation.round:
             return False
         self.gathering.take(update)
         return self.finish()
@@ -228,7 +233,7 @@ class RoundSnapshots(Snapshots):
     def finish(self) -> bool:
         """Make the snapshot once all present workers have reported. Request another if it has no weights."""
         report = self.gathering
-        if report is None or not self.merging.all_of(report.metrics):
+        if report is None or not self.aggregation.all_of(report.metrics):
             return False
         self._gather(None)
         if self.lacks_weights(report):
@@ -236,12 +241,12 @@ class RoundSnapshots(Snapshots):
             return False
         self.committed = self.newest = replace(
             self.of_reports(self.committed.epoch, report, {}),
-            place=self.merging.round % self.schedule.plans[0].windows,
+            place=self.aggregation.round % self.schedule.plans[0].windows,
             metrics=report.metrics,
-            losses=list(self.merging.losses),
+            losses=list(self.aggregation.losses),
             before=self.committed.before or self.committed,
         )
-        self.merging.reach(self.committed.parameters)
+        self.aggregation.reach(self.committed.parameters)
         return True
 
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
@@ -257,9 +262,9 @@ class UpdateSnapshots(Snapshots):
     """
 
     def __init__(
-        self, shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+        self, shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
     ) -> None:
-        super().__init__(shape, merging, schedule, carried)
+        super().__init__(shape, aggregation, schedule, carried)
         self.awaited: set[int] = set()
         self.reported: dict[int, bytes | mmap] = {}
 
@@ -275,25 +280,25 @@ class UpdateSnapshots(Snapshots):
             reports: reports of the workers, by epoch.
             ends: True if an epoch ends, so that all workers have just reported their state.
         """
-        self.merging.settle()
+        self.aggregation.settle()
         if not ends:
             self.awaited = set(range(self.shape.num_workers))
         self.newest = replace(
             self.committed,
             states=self.states(reports),
-            parameters=kept(self.merging.parameters),
-            statistics=self.merging.statistics,
-            version=self.merging.version,
+            parameters=kept(self.aggregation.parameters),
+            statistics=self.aggregation.statistics,
+            version=self.aggregation.version,
             progress=self.schedule.progress,
-            rule=self.merging.state,
-            losses=list(self.merging.losses),
-            ledger=self.merging.ledger(),
-            books={epoch: report.noted() for epoch, report in reports.items()},
+            rule=self.aggregation.state,
+            losses=list(self.aggregation.losses),
+            ledger=self.aggregation.ledger(),
+            reports={epoch: report.without_results() for epoch, report in reports.items()},
         )
 
     def end_update(self, reports: Reports) -> None:
         """Make a snapshot if the number of merged updates is a multiple of one of ``cuts``."""
-        if any(not self.merging.version % every for every in self.shape.cuts):
+        if any(not self.aggregation.version % every for every in self.shape.snapshot_intervals):
             self.request(reports)
 
     def is_awaited(self, update: Update) -> bool:
@@ -326,8 +331,8 @@ class UpdateSnapshots(Snapshots):
 
 
 def snapshots_of(
-    shape: RunSpec, merging: Aggregation, schedule: Schedule, carried: CarriedState | None
+    shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
 ) -> Snapshots:
     """Return the snapshots of a run, with or without rounds."""
-    kind = RoundSnapshots if merging.has_rounds else UpdateSnapshots
-    return kind(shape, merging, schedule, carried)
+    kind = RoundSnapshots if aggregation.has_rounds else UpdateSnapshots
+    return kind(shape, aggregation, schedule, carried)

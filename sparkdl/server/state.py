@@ -17,6 +17,7 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.transport.exchange import Notes
 from sparkdl.transport.messages import NO_ID, Running, Update
 
+OLDER = {"cut": "snapshot", "books": "reports"}  # names in checkpoints of before version 0.1.0
 IN_MEMORY = 1 << 20  # size in bytes above which a worker's state is kept in a file
 
 
@@ -58,8 +59,8 @@ class RunSpec(GroupSpec):
         scaled: True if gradients of a scaled loss are exchanged.
         factor: multiplier of the learning rate, as a function of the number of completed epochs; None: 1.
         goes_on: True if the run continues without a lost worker, as long as others have rows.
-        cuts: intervals of snapshots within an epoch, in rounds of the epoch or, without rounds, in
-            updates of the run. Empty: only at the ends of epochs, and on request.
+        snapshot_intervals: intervals of snapshots within an epoch, in rounds of the epoch or, without rounds,
+            in updates of the run. Empty: only at the ends of epochs, and on request.
     """
 
     plan: Plan
@@ -73,7 +74,7 @@ class RunSpec(GroupSpec):
     scaled: bool = False
     factor: Callable[[float], float] | None = None
     goes_on: bool = False
-    cuts: tuple[int, ...] = ()
+    snapshot_intervals: tuple[int, ...] = ()
 
 
 class RowsHeld(NamedTuple):
@@ -124,7 +125,7 @@ class Snapshot:
         metrics: each worker's metric states over its rows of this epoch.
         losses: mean loss of each round or update since the epoch began.
         ledger: last counted update of each worker, if updates are merged one at a time.
-        books: reports of the workers by epoch, if updates are merged one at a time.
+        reports: reports of the workers by epoch, if updates are merged one at a time.
         before: within an epoch, the snapshot that the epoch began with.
     """
 
@@ -139,7 +140,7 @@ class Snapshot:
     metrics: dict[int, bytes] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     ledger: dict[int, int] = field(default_factory=dict)
-    books: dict[int, EpochReports] = field(default_factory=dict)
+    reports: dict[int, EpochReports] = field(default_factory=dict)
     before: Snapshot | None = None
 
     def __str__(self) -> str:
@@ -159,18 +160,19 @@ class Snapshot:
             rule: True to include the state of the rule.
         """
         pairs = {name: list(getattr(self, name).items()) for name in ("states", "metrics", "ledger")}
-        books = [(epoch, book.values()) for epoch, book in self.books.items()]
+        reports = [(epoch, report.values()) for epoch, report in self.reports.items()]
         before = self.before and self.before.values(rule=rule)
-        own = {"books": books, "rule": self.rule if rule else None, "before": before}
+        own = {"reports": reports, "rule": self.rule if rule else None, "before": before}
         return vars(self) | pairs | own
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Snapshot:
         """Return the snapshot with these values."""
+        values = {OLDER.get(name, name): value for name, value in values.items()}
         pairs = {name: dict(values[name]) for name in ("states", "metrics", "ledger")}
-        books = {epoch: EpochReports.of(each) for epoch, each in values["books"]}
+        reports = {epoch: EpochReports.of(each) for epoch, each in values["reports"]}
         before = values["before"] and cls.of(values["before"])
-        return cls(**values | pairs | {"books": books, "before": before})
+        return cls(**values | pairs | {"reports": reports, "before": before})
 
     @property
     def speaker(self) -> int:
@@ -190,7 +192,7 @@ class EpochResult:
     """Result of one epoch.
 
     Attributes:
-        cut: center and states at its end.
+        snapshot: center and states at its end.
         metrics: each worker's metric states over its training rows.
         validation: each worker's metric states over its validation rows.
         rows: number of training rows used.
@@ -198,7 +200,7 @@ class EpochResult:
             each update that was not merged because it had NaN or Inf in it.
     """
 
-    cut: Snapshot
+    snapshot: Snapshot
     metrics: list[bytes]
     validation: list[bytes]
     rows: int
@@ -215,7 +217,7 @@ class EpochReports:
     weights: tuple[Vector, Vector] | None = None
     rows: int = 0
     first_losses: dict[int, float] = field(default_factory=dict)
-    cut: Snapshot | None = None
+    snapshot: Snapshot | None = None
 
     def values(self) -> dict[str, Any]:
         """Return the reports of workers in the form that ``core.packing`` takes."""
@@ -228,7 +230,7 @@ class EpochReports:
         fields = {name: value if name == "rows" else dict(value) for name, value in values.items()}
         return cls(**fields)  # type: ignore[arg-type]
 
-    def noted(self) -> EpochReports:
+    def without_results(self) -> EpochReports:
         """Return a copy of the workers' reports without the results derived from them."""
         states, losses = dict(self.states), dict(self.first_losses)
         return EpochReports(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
@@ -256,10 +258,10 @@ class EpochReports:
         Raises:
             ValueError: the epoch has not ended.
         """
-        if self.cut is None:
+        if self.snapshot is None:
             raise ValueError("The epoch has not ended.")
         return EpochResult(
-            cut=self.cut,
+            snapshot=self.snapshot,
             metrics=[self.metrics[k] for k in sorted(self.metrics)],
             validation=[validation[k] for k in sorted(validation)],
             rows=self.rows,

@@ -21,20 +21,20 @@ class WorkerLoss:
 
     def __init__(self, membership: Membership, epochs: Epochs, screening: Screening) -> None:
         self.membership, self.epochs, self.screening = membership, epochs, screening
-        self.state, self.shape, self.merging = epochs.state, epochs.shape, epochs.merging
+        self.state, self.shape, self.aggregation = epochs.state, epochs.shape, epochs.aggregation
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def lose(self, worker: int, reason: str) -> None:
         """Continue without a worker, or fail the run if it may not continue or would have no rows left."""
-        absent = self.merging.absent
+        absent = self.aggregation.absent
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in absent]
         may_go_on = self.shape.goes_on and self.membership.agreed
         if may_go_on and any(self.schedule.plans[0].rows[k] for k in left):
             self.state.counters["lost"] += 1
             self.state.warn(f"{reason} The run continues without this worker.")
             self.membership.members[worker].lost = True
-            self.merging.leave(worker)
-            self.merging.lose(worker)
+            self.aggregation.leave(worker)
+            self.aggregation.lose(worker)
             self.end_epochs()
             if self.snapshots.finish():
                 self.readmit_waiting()
@@ -49,19 +49,19 @@ class WorkerLoss:
 
     def readmit(self, worker: int) -> None:
         """Readmit another attempt of a lost worker: with rounds at a requested snapshot, else at once."""
-        if self.merging.has_rounds:
+        if self.aggregation.has_rounds:
             self.snapshots.request(self.epochs.reports)
         else:
             self.return_worker(worker)
 
     def readmit_waiting(self) -> None:
         """Readmit returning workers at a snapshot, except those already counted in the open round."""
-        for worker in sorted(self.merging.absent):
+        for worker in sorted(self.aggregation.absent):
             member = self.membership.members[worker]
             over = self.snapshots.committed.epoch >= self.shape.epochs
             if member.lost or member.held is None or over:
                 continue
-            if self.merging.may_come_back(worker):
+            if self.aggregation.may_come_back(worker):
                 self.return_worker(worker)
             else:
                 self.snapshots.request(self.epochs.reports)
@@ -69,7 +69,7 @@ class WorkerLoss:
 
     def return_worker(self, worker: int) -> None:
         """Readmit a lost worker now."""
-        self.merging.come_back(worker)
+        self.aggregation.come_back(worker)
         self.state.counters["returned"] += 1
         host = self.membership.members[worker].host
         self.state.tell(logging.INFO, f"Worker {worker} on {host} is back.")
@@ -78,4 +78,4 @@ class WorkerLoss:
         """Include a worker in the staleness bound if it has rows to train on."""
         held = self.membership.members[worker].held
         if held is not None and held.rows:
-            self.merging.enter(worker)
+            self.aggregation.enter(worker)

@@ -59,7 +59,7 @@ class Kind(IntEnum):
     RESTORE = 6  # requests the state with which a starting worker resumes from the last snapshot
     CENTER = 7  # requests the current center
     ARRAYS = 8  # arrays of the user's own, to be added to the other workers'
-    CUT = 9  # the middle of an epoch: metric states, and state for a snapshot
+    STATE = 9  # the middle of an epoch: metric states, and state for a snapshot
     SHARE = 10  # the number of this worker's training rows; requests those of all workers, uint64
     GIVE = 11  # training rows for worker ``sequence``
     TAKE = 12  # requests the training rows that worker ``sequence`` gives to this one
@@ -82,7 +82,7 @@ class Flag(IntFlag, boundary=STRICT):
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
     NOT_FINITE = 16  # reply: the update contained NaN or Inf, and was not merged
-    CUT = 32  # reply: the worker must send its state (kind CUT) before its next update
+    SEND_STATE = 32  # reply: the worker must send its state (kind CUT) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
 

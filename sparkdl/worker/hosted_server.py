@@ -26,7 +26,7 @@ from sparkdl.errors import RefusedError
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
-from sparkdl.server.http_app import Traffic, add_steward, make_app
+from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
@@ -67,10 +67,10 @@ class HostedDriver:
                 if store.closed:
                     return
                 time.sleep(0.02)  # wait_epoch returns at once if it needs a command of the client
-            store.commit(result.cut)
+            store.commit(result.snapshot)
             with store.changed:
                 if self.learning_rate is not None:  # no client reads the weights of earlier epochs
-                    self.results = {k: replace(r, cut=result.cut) for k, r in self.results.items()}
+                    self.results = {k: replace(r, snapshot=result.snapshot) for k, r in self.results.items()}
                 self.results[epoch] = result
                 store.changed.notify_all()
         if self.learning_rate is not None:
@@ -92,7 +92,7 @@ class HostedDriver:
         store = self.store
         store.release(released, learning_rate)
         if short >= 0:
-            store.cut_short(short)
+            store.end_early(short)
         if stop:
             store.stop()
         with store.changed:
@@ -112,7 +112,7 @@ class HostedDriver:
     @property
     def weight_bytes(self) -> int:
         """The size in bytes of the weights that ``replace`` expects."""
-        return self.store.merging.parameters.nbytes + self.store.merging.statistics.nbytes
+        return self.store.aggregation.parameters.nbytes + self.store.aggregation.statistics.nbytes
 
     def replace(self, epoch: int, weights: bytes) -> None:
         """Replace the center with the weights that a callback set.
@@ -143,7 +143,7 @@ class HostedDriver:
 
     def _parts(self, weights: bytes) -> tuple[Vector, Vector]:
         vector = np.frombuffer(weights, np.float32)
-        count = len(self.store.merging.parameters)
+        count = len(self.store.aggregation.parameters)
         return vector[:count].copy(), vector[count:].copy()
 
     def leave(self, worker: int) -> None:
@@ -180,7 +180,7 @@ class HostedDriver:
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
                 "summary": store.summary() | self.traffic.summary(),
                 "results": _values(self.results.items()),
-                "stopped": store.stopped_cut().values() if stopped else None,
+                "stopped": store.stopped_snapshot().values() if stopped else None,
                 "unattended": _values([unattended] if unattended else []),
             }
         return pack(known)
@@ -188,7 +188,7 @@ class HostedDriver:
 
 def _values(results: Iterable[tuple[int, EpochResult]]) -> list[tuple[int, dict[str, object]]]:
     """Return the results of epochs as values that ``core.packing`` can pack."""
-    return [(epoch, vars(result) | {"cut": result.cut.values()}) for epoch, result in results]
+    return [(epoch, vars(result) | {"snapshot": result.snapshot.values()}) for epoch, result in results]
 
 
 def train(
@@ -206,9 +206,9 @@ def train(
     hosted: HostedRun = job.hosted
     attempt = replace(attempt, worker=attempt.worker - hosted.ahead)
     with ExitStack() as stack:
-        steward, address = None, ""
+        hosted_driver, address = None, ""
         if attempt.worker == 0:
-            steward, address = _host(stack, hosted, code.rule, attempt.generation, context)
+            hosted_driver, address = _host(stack, hosted, code.rule, attempt.generation, context)
         address = "".join(context.allGather(address))
         if attempt.worker < 0:  # the extra task, which has no rows: it sends the address to the client
             yield from arrow.rows_of(address.encode())
@@ -217,15 +217,15 @@ def train(
         try:
             train_task(job, attempt, blocks, code)
         except RefusedError:
-            if steward is not None and steward.store.failure is not None:
-                raise steward.store.failure from None
+            if hosted_driver is not None and hosted_driver.store.failure is not None:
+                raise hosted_driver.store.failure from None
             time.sleep(LINGER_SECONDS)  # worker 0 reports the reason first
             raise
-        if steward is None:
+        if hosted_driver is None:
             _leave(attempt)
             return
-        steward.wait_left()
-        yield from arrow.rows_of(steward.record(stopped=not steward.results))
+        hosted_driver.wait_left()
+        yield from arrow.rows_of(hosted_driver.record(stopped=not hosted_driver.results))
 
 
 def _host(
@@ -233,17 +233,17 @@ def _host(
 ) -> tuple[HostedDriver, str]:
     """Serve a coordinator until the stack is closed; return a HostedDriver and the address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
-    steward = HostedDriver(store, traffic, hosted.learning_rate)
+    hosted_driver = HostedDriver(store, traffic, hosted.learning_rate)
     host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
     app = make_app(store, hosted.token, traffic)
-    add_steward(app, steward)
+    add_hosted_driver(app, hosted_driver)
     context, certificate = tls.server_context() if hosted.tls else (None, b"")
     port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers, context))
-    thread = threading.Thread(target=steward.conduct, name="sparkdl-steward", daemon=True)
+    thread = threading.Thread(target=hosted_driver.conduct, name="sparkdl-hosted-driver", daemon=True)
     thread.start()
     stack.callback(thread.join)
     stack.callback(store.close)  # closed first, so that no request waits while the server stops
-    return steward, json.dumps([host, port, certificate.hex()])
+    return hosted_driver, json.dumps([host, port, certificate.hex()])
 
 
 def _leave(attempt: Attempt) -> None:

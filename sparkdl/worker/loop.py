@@ -84,10 +84,10 @@ class Loop:
         self.judged = False
         self.watch = Stopwatch(settings.profile)
         self.learning_rate = float("nan")
-        self.stepper = self._stepper()
+        self.strategy = self._strategy()
         self.followed = None if settings.plan.joint else optimizers.follow(replica.model)
 
-    def _stepper(self) -> Strategy:
+    def _strategy(self) -> Strategy:
         if self.settings.rule.elastic:
             return ElasticStrategy(self.replica, self.settings, self._center)
         return (GradientStrategy if self.settings.plan.joint else DeltaStrategy)(self.replica, self.settings)
@@ -109,7 +109,7 @@ class Loop:
         self.plan = replace(self.settings.plan, rows=tuple(begin["rows"]), worker=self.worker)
         self.held_out = self._held_out(begin["validation_rows"])
         self.settings = replace(self.settings.bound(self.plan.working), plan=self.plan)
-        self.stepper.settings = self.settings
+        self.strategy.settings = self.settings
         if self.followed is not None:
             self.followed.speed.assign(self.plan.speed)
             self.followed.scale.assign(self.settings.scale)
@@ -192,11 +192,11 @@ class Loop:
                     break
                 batch = gathered.pop() if gathered else self._gather(span)
                 self.watch.begin_batch()
-                self.stepper.take(batch, span.rows, last=span is spans[-1])
+                self.strategy.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
                 if self.asked and self.seen_rows:
                     self._note_running()
-            goes = (self.stepper.rows or self.settings.rounds) and not self.stopped
+            goes = (self.strategy.rows or self.settings.rounds) and not self.stopped
             sequence = self._exchange(sequence) if goes else sequence + 1
             if self.stopped:
                 self._finish(Flag.STOP)
@@ -250,7 +250,7 @@ class Loop:
 
     def _exchange(self, sequence: int) -> int:
         """Exchange a window's update; return the number of the next exchange."""
-        update = self.stepper.update()
+        update = self.strategy.update()
         update.sequence, update.epoch = sequence, self.epoch
         with self.watch.time("exchange"):
             ticket = self.exchange.begin(update)
@@ -261,12 +261,12 @@ class Loop:
             reply = self.exchange.finish(ticket)
         self.watch.divide(reply)
         if reply.flags & Flag.NOT_FINITE:
-            self.stepper.recover(reply)
+            self.strategy.recover(reply)
         else:
-            self.stepper.adopt(reply)
+            self.strategy.adopt(reply)
         self._obey(reply)
-        if reply.flags & Flag.CUT:
-            self._obey(self._ask(self._standing(Kind.CUT, sequence=sequence + 1)))
+        if reply.flags & Flag.SEND_STATE:
+            self._obey(self._ask(self._standing(Kind.STATE, sequence=sequence + 1)))
         return self._catch_up(sequence, reply)
 
     def _catch_up(self, sequence: int, reply: Reply) -> int:
@@ -275,14 +275,14 @@ class Loop:
             sequence += 1
             missed = Update(kind=Kind.GRADIENT, sequence=sequence, epoch=self.epoch)
             reply = self._ask(missed)
-            self.stepper.settle()
-            self.stepper.adopt(reply)
+            self.strategy.settle()
+            self.strategy.adopt(reply)
             self._obey(reply)
         return max(sequence + 1, reply.round)
 
     def _finish(self, flags: Flag) -> None:
         """Report the end of an epoch, or the position in a stopped one."""
-        report = self._standing(Kind.REPORT, flags=flags, loss=self.stepper.end_epoch())
+        report = self._standing(Kind.REPORT, flags=flags, loss=self.strategy.end_epoch())
         self.replica.model.reset_metrics()
         reply = self._ask(report)
         if reply.flags & Flag.SPEAK:  # the worker that should report the shared state was lost
@@ -294,12 +294,12 @@ class Loop:
         self, kind: Kind, *, flags: Flag = Flag.NONE, loss: float = nan, sequence: int = 0
     ) -> Update:
         """Return an update with the state of this worker, for a snapshot or a report."""
-        self.stepper.settle()
+        self.strategy.settle()
         update = Update(
             kind=kind,
             epoch=self.epoch,
             rows=self.seen_rows,
-            base_version=self.stepper.version,
+            base_version=self.strategy.version,
             metrics=self._metric_states() if self.seen_rows else b"",
             state=self._state(),
             flags=flags,
@@ -315,13 +315,13 @@ class Loop:
         """Wait again at the end of an epoch that this worker, or an earlier attempt of it, has reported."""
         self._settled(
             self._ask(
-                Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.stepper.version)
+                Update(kind=Kind.REPORT, flags=Flag.AWAIT, epoch=epoch, base_version=self.strategy.version)
             )
         )
 
     def _settled(self, reply: Reply) -> None:
         if reply.kind is Answer.CENTER:
-            self.stepper.load(reply)
+            self.strategy.load(reply)
         self._obey(reply)
 
     def _obey(self, reply: Reply) -> None:
@@ -343,11 +343,11 @@ class Loop:
 
     def _evaluate(self, epoch: int) -> Update:
         """Evaluate an epoch's final weights on this worker's validation rows."""
-        self.stepper.settle()
+        self.strategy.settle()
         # Read replica.model anew after each operation: only then does JAX write its values to the variables.
         replica = self.replica
         kept = read(metric_variables(replica.model))
-        center = self._ask(Update(kind=Kind.PULL, epoch=epoch, base_version=self.stepper.version))
+        center = self._ask(Update(kind=Kind.PULL, epoch=epoch, base_version=self.strategy.version))
         if center.kind is Answer.CENTER:
             own = replica.read()
             replica.write(Center(center.parameters, center.statistics))
@@ -380,20 +380,20 @@ class Loop:
         if self.speaks or not self.plan.joint:
             parts.insert(0, optimizers.variables(model))
         state = b"".join(layout_of(part).to_bytes(read(part)) for part in parts)
-        return state + self.stepper.own()
+        return state + self.strategy.own()
 
     def _restore(self) -> bool:
         """Resume from the last snapshot; return True if it was made in the middle of an epoch."""
-        reply = self._ask(Update(kind=Kind.RESTORE, base_version=self.stepper.version))
+        reply = self._ask(Update(kind=Kind.RESTORE, base_version=self.strategy.version))
         layouts = Layouts.of(self.replica.model)
-        cut = layouts.optimizer.nbytes
-        end = cut + layouts.generators.nbytes
-        self.stepper.load(reply, reply.state[end:])
+        snapshot = layouts.optimizer.nbytes
+        end = snapshot + layouts.generators.nbytes
+        self.strategy.load(reply, reply.state[end:])
         model = self.replica.model
-        if len(reply.state) >= cut:
-            write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:cut]))
+        if len(reply.state) >= snapshot:
+            write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:snapshot]))
         if len(reply.state) >= end:  # a worker that was lost at the snapshot reported no state
-            write(generators(model), layouts.generators.from_bytes(reply.state[cut:end]))
+            write(generators(model), layouts.generators.from_bytes(reply.state[snapshot:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
         self._obey(reply)
@@ -405,7 +405,7 @@ class Loop:
         self.replica.test(self.rows.batch(np.arange(rows)))  # builds metrics that are not built yet
         variables = metric_variables(self.replica.model)
         write(variables, layout_of(variables).from_bytes(states))
-        self.stepper.loss = self.replica.loss()
+        self.strategy.loss = self.replica.loss()
 
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:

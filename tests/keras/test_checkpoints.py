@@ -16,7 +16,7 @@ def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
     policy = mock.Mock(request=SimpleNamespace(model=mock.Mock(weights=[], stop_training=True)))
     policy._save.side_effect = MemoryError
     with mock.patch("sparkdl.driver.checkpoint_policy.replace"), pytest.raises(MemoryError):
-        FolderPolicy.keep_last(policy, mock.Mock(spec=Coordinator, cut=None), {}, [])
+        FolderPolicy.keep_last(policy, mock.Mock(spec=Coordinator, snapshot=None), {}, [])
 
     policy.checkpoints.close.assert_called_once_with()
 

@@ -723,9 +723,9 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
     stores = []
     with pytest.raises(LostError):
         run(loop=Lost, stores=stores)
-    cut = stores[0].cut
-    assert (1, 2) == (cut.epoch, cut.place)
-    later, resumed, after = run(cut=cut)
+    snapshot = stores[0].snapshot
+    assert (1, 2) == (snapshot.epoch, snapshot.place)
+    later, resumed, after = run(snapshot=snapshot)
 
     np.testing.assert_array_equal(weights, after)
     assert losses[-len(later) :] == later
@@ -749,9 +749,9 @@ def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_ep
 
     with pytest.raises(LostError):
         train(model, x, y, loop=Lost, recovery=1, stores=stores, **options)
-    stores[0].note()
-    cut = stores[0].noted
-    train(model, x, y, loop=Begins, cut=cut, **options)
+    stores[0].request_snapshot()
+    snapshot = stores[0].noted
+    train(model, x, y, loop=Begins, snapshot=snapshot, **options)
 
-    behind = {cut.ledger.get(worker, -1) + 1 - steps for worker, steps in began.items()}
+    behind = {snapshot.ledger.get(worker, -1) + 1 - steps for worker, steps in began.items()}
     assert behind <= {0, 1}

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from stores import store_of
 
-from sparkdl.server.http_app import Traffic, add_steward, make_app
+from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.worker.hosted_server import HostedDriver
 
 
@@ -14,7 +14,7 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
     """Only a worker that the endpoint waits for can leave; otherwise worker 0 could end too early."""
     store, traffic = store_of(workers=2), Traffic()
     app = make_app(store, "secret", traffic)
-    add_steward(app, HostedDriver(store, traffic, None))
+    add_hosted_driver(app, HostedDriver(store, traffic, None))
     headers = {"Authorization": "Bearer secret"}
     leave = partial(app.test_client().post, "/v1/leave", headers=headers)
 
@@ -26,12 +26,12 @@ def test_weights_that_come_late_are_refused():
     """Weights for an epoch are refused once the next one is released: they would undo its training."""
     store, traffic = store_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
     app = make_app(store, "secret", traffic)
-    add_steward(app, HostedDriver(store, traffic, None))
+    add_hosted_driver(app, HostedDriver(store, traffic, None))
     send = partial(app.test_client().post, headers={"Authorization": "Bearer secret"}, data=b"\1" * 8)
     store.release(0, 0.1)
 
     assert 200 == send("/v1/replace/0").status_code
-    version = store.merging.version
+    version = store.aggregation.version
     store.release(1, 0.1)
     assert 409 == send("/v1/replace/0").status_code
-    assert version == store.merging.version
+    assert version == store.aggregation.version

@@ -360,8 +360,8 @@ def test_optimizers_of_low_precision_are_averaged_by_rows():
             np.full(shape, value, dtype) for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
         ]
         states[worker] = layout.to_bytes(arrays)
-    cut = Snapshot(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
-    driver.load(cut, (10, 30))
+    snapshot = Snapshot(1, driver.parameters(), driver.statistics(), 1, 1.0, states)
+    driver.load(snapshot, (10, 30))
 
     momentum = keras_variables.read(optimizers.variables(model))[-1]
     assert ("bfloat16", [4.0] * 3) == (momentum.dtype.name, momentum.ravel().tolist())

@@ -117,7 +117,7 @@ class LastDropped(Loop):
 
     def _exchange(self, sequence):
         if (sequence + 1) % self.plan.windows == 0:
-            self.stepper.rows = 0
+            self.strategy.rows = 0
         return super()._exchange(sequence)
 
 

@@ -314,10 +314,10 @@ def test_a_replica_that_comes_back_takes_up_slices():
 @pytest.mark.whole
 def test_a_run_goes_on_from_a_cut_with_slices():
     """A run resumed from an epoch's snapshot equals an undisturbed run."""
-    cuts = []
+    snapshots = []
     whole, resumed = (recommender(keras.optimizers.Adam(0.01)) for _ in range(2))
     options = {"rows": (50, 40), "batch_size": BATCH_SIZE, "epochs": EPOCHS}
-    train(whole, X, RATINGS, seen=cuts.append, **options)
-    train(resumed, X, RATINGS, cut=cuts[0], **options)
+    train(whole, X, RATINGS, seen=snapshots.append, **options)
+    train(resumed, X, RATINGS, snapshot=snapshots[0], **options)
 
     assert vector(whole).tobytes() == vector(resumed).tobytes()

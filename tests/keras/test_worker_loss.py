@@ -73,7 +73,7 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
 
     assert problem.distance(model, reference, start) <= 20  # Adam
     assert {worker} == stores[0].absent
-    assert 1 - worker == stores[0].cut.speaker
+    assert 1 - worker == stores[0].snapshot.speaker
 
 
 def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):

@@ -313,11 +313,11 @@ def test_a_run_with_other_settings_is_refused(
 
 def half_way_through(folder):
     """Leave only the newest checkpoint from the middle of an epoch, and return its snapshot."""
-    cuts = {path: checkpoints._read(str(path), None).cut for path in sorted(folder.iterdir())}
-    newest = max(path for path, cut in cuts.items() if cut.place)
-    for path in cuts.keys() - {newest}:
+    snapshots = {path: checkpoints._read(str(path), None).snapshot for path in sorted(folder.iterdir())}
+    newest = max(path for path, snapshot in snapshots.items() if snapshot.place)
+    for path in snapshots.keys() - {newest}:
         path.unlink()
-    return cuts[newest]
+    return snapshots[newest]
 
 
 @pytest.fixture(scope="module")
@@ -380,14 +380,16 @@ def test_a_learning_rate_that_is_asked_for_is_taken(spark, problem, tmp_path, ev
         problem.x, problem.y, **{**options, "epochs": 2}
     )
     newest = max(tmp_path.iterdir())
-    cut = checkpoints._read(str(newest), None).cut if every == "epoch" else half_way_through(tmp_path)
+    snapshot = (
+        checkpoints._read(str(newest), None).snapshot if every == "epoch" else half_way_through(tmp_path)
+    )
     model = problem.model(keras.optimizers.SGD(1e-30))
 
     SparkModel(model, num_workers=2).fit(problem.x, problem.y, resume=True, **{**options, "epochs": 3})
 
     assert float(model.optimizer.learning_rate) == pytest.approx(1e-30)
     weights = np.concatenate([array.ravel() for array in model.get_weights()])
-    np.testing.assert_array_equal(cut.parameters, weights)
+    np.testing.assert_array_equal(snapshot.parameters, weights)
 
 
 @pytest.mark.whole

@@ -147,10 +147,10 @@ def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
 
     def refuse():
         """Fail once there is a checkpoint from the middle of the epoch."""
-        cuts = [_read(str(path), None).cut for path in folder.glob("checkpoint-*")]
-        while not any(cut.epoch == before and cut.place for cut in cuts):
+        snapshots = [_read(str(path), None).snapshot for path in folder.glob("checkpoint-*")]
+        while not any(snapshot.epoch == before and snapshot.place for snapshot in snapshots):
             time.sleep(0.05)
-            cuts = [_read(str(path), None).cut for path in folder.glob("checkpoint-*")]
+            snapshots = [_read(str(path), None).snapshot for path in folder.glob("checkpoint-*")]
         raise ArithmeticError("not a number that I like")
 
     config = CheckpointConfig(str(folder), every=5, keep=1000)

@@ -108,12 +108,12 @@ class _Collector:
 def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
-    merging = store.merging
+    aggregation = store.aggregation
     counts = {
         **store.counters,
         **traffic,
-        "late_merged": merging.merged_late,
-        "late_dropped": merging.dropped.total(),
+        "late_merged": aggregation.merged_late,
+        "late_dropped": aggregation.dropped.total(),
         "restarts": store.generation - 1,
     }
     for name, (metric, text) in COUNTERS.items():
@@ -151,11 +151,13 @@ def _progress(store: Coordinator) -> Iterator[Metric]:
     """Yield the progress of a training run and its last loss."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    epoch = max(store.cut.epoch, min((member.epoch for member in store.members.values()), default=0))
+    epoch = max(store.snapshot.epoch, min((member.epoch for member in store.members.values()), default=0))
     yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
     yield GaugeMetricFamily("sparkdl_epochs", "The epoch at which training ends.", store.shape.epochs)
     rows = sum(store.plans[0].rows) if store.plans else 0
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
-    yield CounterMetricFamily("sparkdl_merges", "Rounds or updates that were merged.", store.merging.version)
-    for loss in store.merging.losses[-1:] or store.epochs.last_losses:
+    yield CounterMetricFamily(
+        "sparkdl_merges", "Rounds or updates that were merged.", store.aggregation.version
+    )
+    for loss in store.aggregation.losses[-1:] or store.epochs.last_losses:
         yield GaugeMetricFamily("sparkdl_loss", "Mean training loss of the last round or update.", loss)

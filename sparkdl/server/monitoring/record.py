@@ -46,7 +46,7 @@ class Run(Protocol):
         """The current attempt of each worker."""
 
     @property
-    def cut(self) -> object:
+    def snapshot(self) -> object:
         """The point from which the run is restored, as named in messages."""
 
     @property
@@ -209,7 +209,7 @@ class RunRecord:
         self._staleness = list(run.staleness)
         counts = run.summary()
         self._counts = {name: counts[name] for name in COUNTS if counts.get(name)}
-        self._progress["snapshot"] = str(run.cut)
+        self._progress["snapshot"] = str(run.snapshot)
         dropped = counts.get("dropped", {})
         self._workers = [
             self._worker(worker, member, sizes.of_worker(worker), now)

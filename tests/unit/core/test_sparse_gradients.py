@@ -282,7 +282,7 @@ def test_slices_that_come_twice_count_once():
 
     assert again.flags == Flag.SLICES | Flag.DUPLICATE
     assert store.summary()["slices"] == 6
-    assert store.merging.version == 1
+    assert store.aggregation.version == 1
 
 
 @pytest.mark.parametrize("words", [words for words in MALFORMED.values() if len(words)], ids=len)
@@ -303,7 +303,7 @@ def test_slices_are_refused_by_the_header_where_there_are_none():
     deltas = begun(store_of("asynchronous", size=SIZE, workers=1))
     long = np.zeros(most_words(SIZE, 1 << 20) + 1, np.float32)
     many = sliced_store(workers=1)
-    many.merging.most = most_words(SIZE, 1 << 20)
+    many.aggregation.most = most_words(SIZE, 1 << 20)
     refused = [(plain_run, WORDS), (deltas, WORDS), (many, long), (many, WORDS[:0])]
 
     assert [status_of(lambda s=s, w=w: give(s, sliced_of(s, 0, w, rows=4))) for s, w in refused] == [413] * 4

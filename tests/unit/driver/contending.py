@@ -26,15 +26,15 @@ try:
     code = 4
     checkpoints = Checkpoints(CheckpointConfig(folder, keep=10000), None, fresh=False, lease=mine)
     found = checkpoints.newest({}, description)
-    count = 0 if found is None else found.cut.version
+    count = 0 if found is None else found.snapshot.version
     while count < last:
         count += 1
-        cut = Snapshot(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
+        snapshot = Snapshot(0, np.full(3, count, np.float32), np.zeros(1, np.float32), count, 0.0)
         history = {"process": [mine.me.id]}  # no two drivers write the same bytes
         saved = Saved(
             settings={},
             first=(0, 0.0),
-            cut=cut,
+            snapshot=snapshot,
             held=(RowsHeld(1),),
             learning_rate=0.1,
             history=history,

@@ -40,11 +40,11 @@ def cut_at(version, epoch=0):
     return Snapshot(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
 
 
-def saved(cut, run="this"):
+def saved(snapshot, run="this"):
     return Saved(
         settings={"run": run, "seed": 3},
         first=(0, 1.0),
-        cut=cut,
+        snapshot=snapshot,
         held=(RowsHeld(2, Fingerprint(1, 1 << 63)), RowsHeld(3)),
         learning_rate=0.1,
         history={"loss": [0.5]},
@@ -79,26 +79,28 @@ def version_of(path):
     alone = path.parent.parent / f"alone-{path.name}"
     alone.mkdir(exist_ok=True)
     (alone / path.name).write_bytes(path.read_bytes())
-    return newest(alone).cut.version
+    return newest(alone).snapshot.version
 
 
 def test_a_checkpoint_is_what_was_saved(tmp_path):
     """A checkpoint holds the snapshot with states, metrics, ledger, reports, and the rule's state."""
-    books = {2: EpochReports(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
-    cut = Snapshot(2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, books)
+    reports = {2: EpochReports(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
+    snapshot = Snapshot(
+        2, VECTOR, VECTOR[:2], 7, 2.5, {1: b"x"}, [VECTOR, 2], 3, {0: b"m"}, [0.1], {0: 4}, reports
+    )
     checkpoints = open_(tmp_path / "new" / "folder", fresh=True)
-    checkpoints.save(saved(cut), wait=True)
+    checkpoints.save(saved(snapshot), wait=True)
     checkpoints.close()
 
     whole = newest(tmp_path / "new" / "folder")
-    found = whole.cut
+    found = whole.snapshot
 
-    assert replace(saved(cut), cut=None) == replace(whole, cut=None, first=tuple(whole.first))
+    assert replace(saved(snapshot), snapshot=None) == replace(whole, snapshot=None, first=tuple(whole.first))
     np.testing.assert_array_equal(VECTOR, found.rule[0], strict=True)
     for name in ("parameters", "statistics"):
-        np.testing.assert_array_equal(getattr(cut, name), getattr(found, name), strict=True)
-    for name in ("epoch", "version", "progress", "states", "place", "metrics", "losses", "ledger", "books"):
-        assert getattr(cut, name) == getattr(found, name)
+        np.testing.assert_array_equal(getattr(snapshot, name), getattr(found, name), strict=True)
+    for name in ("epoch", "version", "progress", "states", "place", "metrics", "losses", "ledger", "reports"):
+        assert getattr(snapshot, name) == getattr(found, name)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -133,7 +135,7 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
     first, second = sorted(tmp_path.iterdir())
     spoil(second, how)
 
-    assert newest(tmp_path).cut.version == 1
+    assert newest(tmp_path).snapshot.version == 1
     assert any(second.name in line and "damaged or not a checkpoint" in line for line in caplog.messages)
     spoil(first, how)
     with pytest.raises(ConfigError, match=r"None of the checkpoints in .* can be used\. checkpoint-00000002"):
@@ -146,7 +148,9 @@ def test_a_checkpoint_with_a_value_of_another_kind_is_used_or_refused_by_name(tm
     whole = saved(cut_at(1)).values()
     changed = [whole | {name: value} for name in whole]
     changed += [
-        whole | {part: whole[part] | {name: value}} for part in ("cut", "description") for name in whole[part]
+        whole | {part: whole[part] | {name: value}}
+        for part in ("snapshot", "description")
+        for name in whole[part]
     ]
     changed += [{name: whole[name] for name in whole if name != gone} for gone in whole]
     for number, values in enumerate(changed):
@@ -163,7 +167,7 @@ def test_what_is_of_another_run_is_named_and_the_one_before_it_used(tmp_path, ca
     save(open_(tmp_path), 1)
     save(open_(tmp_path), 2, run="that")
 
-    assert newest(tmp_path).cut.version == 1
+    assert newest(tmp_path).snapshot.version == 1
     assert any("it belongs to a run with run='that' instead of 'this'" in line for line in caplog.messages)
 
 
@@ -199,7 +203,7 @@ def test_a_changed_setting_is_logged_by_name_and_value(tmp_path, caplog):
         DESCRIPTION, words=DESCRIPTION.words | {"optimizer": {"momentum": "0.1", "clipnorm": "1"}}
     )
 
-    assert open_(tmp_path).newest({"run": "this", "seed": None}, changed).cut.version == 1
+    assert open_(tmp_path).newest({"run": "this", "seed": None}, changed).snapshot.version == 1
     assert caplog.messages[-1] == (
         "The resumed run differs from the original run: clipnorm of optimizer is 1 instead of not set; "
         "momentum of optimizer is 0.1 instead of 0.9."
@@ -325,7 +329,7 @@ def test_what_fails_after_a_checkpoint_is_published_is_a_warning(tmp_path, monke
     assert caplog.records
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert ["checkpoint-00000002.sparkdl"] == [path.name for path in tmp_path.glob("checkpoint-*")]
-    assert newest(tmp_path).cut.version == 2
+    assert newest(tmp_path).snapshot.version == 2
 
 
 def test_no_number_is_used_twice(tmp_path):
@@ -395,13 +399,13 @@ def test_when_checkpoints_are_due(tmp_path):
         checkpoints.start_from(start := cut_at(3))
         assert not checkpoints.is_due(start, ends=True)
 
-    cut = cut_at(12)
-    assert [True, False] == [ends.is_due(cut, ends=end) for end in (True, False)]
-    assert [False, True] == [counted.is_due(each, ends=False) for each in (cut, cut_at(13))]
+    snapshot = cut_at(12)
+    assert [True, False] == [ends.is_due(snapshot, ends=end) for end in (True, False)]
+    assert [False, True] == [counted.is_due(each, ends=False) for each in (snapshot, cut_at(13))]
     assert [True, False] == [timed.asks(), timed.asks()]
-    assert timed.is_due(cut, ends=False)
+    assert timed.is_due(snapshot, ends=False)
     assert not slow.asks()
-    assert not slow.is_due(cut, ends=True)
+    assert not slow.is_due(snapshot, ends=True)
 
 
 @pytest.mark.parametrize(

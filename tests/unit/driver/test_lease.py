@@ -453,7 +453,7 @@ def test_drivers_that_are_killed_and_stopped_count_every_checkpoint_once(tmp_pat
     assert [f"checkpoint-{number:08d}.sparkdl" for number in range(1, last + 1)] == [
         path.name for path in found
     ]
-    versions = [checkpoints._read(str(path), None).cut.version for path in found]
+    versions = [checkpoints._read(str(path), None).snapshot.version for path in found]
     assert list(range(1, last + 1)) == versions
 
 

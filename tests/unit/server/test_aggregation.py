@@ -42,7 +42,7 @@ def words(counts):
 
 def arrive(store, updates):
     """Push the updates of one round in this order of arrival; return the replies by worker."""
-    rounds, replies = store.merging, {}
+    rounds, replies = store.aggregation, {}
 
     def run(update):
         replies[update.worker] = store.exchange(update, lambda: update)
@@ -121,7 +121,7 @@ def test_a_round_is_the_row_weighted_mean(rows):
     assert Answer.MEAN is reply.kind
     np.testing.assert_allclose(reply.parameters, np.average(vectors, axis=0, weights=rows), 1e-4, 1e-6)
     np.testing.assert_allclose(reply.statistics, np.average(moved, axis=0, weights=rows), 1e-4, 1e-6)
-    assert [np.average(np.arange(len(rows)) + 1, weights=rows)] == pytest.approx(store.merging.losses)
+    assert [np.average(np.arange(len(rows)) + 1, weights=rows)] == pytest.approx(store.aggregation.losses)
 
 
 def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
@@ -159,7 +159,7 @@ def test_local_steps_move_the_center_by_the_rules_answer(rule, expected):
     replies = arrive(store, [update_of(store, 0, [1.0], rows=1), update_of(store, 1, [3.0], rows=3)])
 
     assert {Answer.CENTER} == {reply.kind for reply in replies.values()}
-    assert [expected] == replies[0].parameters.tolist() == store.merging.parameters.tolist()
+    assert [expected] == replies[0].parameters.tolist() == store.aggregation.parameters.tolist()
 
 
 def test_an_update_counts_once_in_its_round():
@@ -174,7 +174,7 @@ def test_an_update_counts_once_in_its_round():
     assert [Flag.AGAIN, Flag.AGAIN] == [first.flags, again.flags]
     assert [3.0] == closing.parameters.tolist() == late.parameters.tolist()
     assert late.flags & Flag.DUPLICATE
-    assert 1 == store.merging.version
+    assert 1 == store.aggregation.version
     assert 1 == store.counters["duplicates"]
 
 
@@ -204,14 +204,14 @@ def test_a_round_that_is_not_open_is_refused():
             push(store, 0, [1.0], sequence=sequence)
 
         assert 409 == error.value.status
-    assert 2 == store.merging.version
+    assert 2 == store.aggregation.version
 
 
 def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
     """A body ahead of its turn stays in the socket once the budget is spent; the sum does not change."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 20)  # one update of five elements
     store = begun(store_of(workers=4))
-    rounds, read, threads = store.merging, [], []
+    rounds, read, threads = store.aggregation, [], []
 
     def reading(update):
         read.append(update.worker)
@@ -251,7 +251,7 @@ def test_an_update_whose_body_never_comes_leaves_its_place_free():
     with pytest.raises(ConnectionError):
         store.exchange(update_of(store, 0, [1.0]), broken)
 
-    assert 0 == store.merging.version
+    assert 0 == store.aggregation.version
     assert [5.0] == push(store, 0, [5.0]).parameters.tolist()
 
 
@@ -262,14 +262,14 @@ def test_a_generation_that_ends_lets_its_requests_go():
 
     def restart():
         with store.changed:
-            store.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
+            store.changed.wait_for(lambda: store.aggregation.counted(0, 0), 10)
         store.restart()
 
     refused, _ = together(lambda: store.exchange(old, lambda: old), restart)
 
     assert isinstance(refused, RefusedError)
     assert 409 == refused.status
-    assert 0 == store.merging.version
+    assert 0 == store.aggregation.version
 
 
 # -- asynchronous and hogwild ---------------------------------------------------------------------
@@ -566,9 +566,9 @@ def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
 
     assert spoilt.flags & Flag.NOT_FINITE
     assert not sound.flags & Flag.NOT_FINITE
-    assert store.merging.counted(0, 0)
+    assert store.aggregation.counted(0, 0)
     assert 1 == store.counters["not_finite"]
-    center = sound.parameters if joint else store.merging.snapshot()[0]
+    center = sound.parameters if joint else store.aggregation.snapshot()[0]
     assert [2.0, 4.0] == center.tolist()
 
 
@@ -581,7 +581,7 @@ def test_deltas_that_could_add_up_to_infinity_are_not_merged(mode):
     replies = [push(store, 0, [value], sequence=k) for k, value in enumerate([3e38, -3e38, 1e15, 9e14])]
 
     assert [not joint] * 3 + [False] == [bool(reply.flags & Flag.NOT_FINITE) for reply in replies]
-    assert np.isfinite(store.merging.snapshot()[0]).all()
+    assert np.isfinite(store.aggregation.snapshot()[0]).all()
 
 
 def test_statistics_that_are_not_finite_are_not_merged_either():
@@ -590,7 +590,7 @@ def test_statistics_that_are_not_finite_are_not_merged_either():
     reply = push(store, 0, [1.0], statistics=vector(float("nan")))
 
     assert reply.flags & Flag.NOT_FINITE
-    assert [0.0] == store.merging.parameters.tolist() == store.merging.statistics.tolist()
+    assert [0.0] == store.aggregation.parameters.tolist() == store.aggregation.statistics.tolist()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -634,12 +634,12 @@ def test_a_gang_that_starts_again_is_not_held_to_what_went_before():
 def test_a_rule_that_fails_ends_the_run(mode):
     """A rule that raises ends the run with an error that names the rule, and the update is not merged."""
     store = begun(store_of(mode, joint=False, workers=1, size=1))
-    store.merging.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
+    store.aggregation.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
     with pytest.raises(RuleError):
         push(store, 0, [1.0])
 
     assert "The rule 'odd' failed" in str(store.failure)
-    assert [0.0] == store.merging.parameters.tolist()
+    assert [0.0] == store.aggregation.parameters.tolist()
 
 
 def test_gradients_of_a_scaled_loss_may_be_infinite():
@@ -662,7 +662,7 @@ def test_a_worker_that_is_told_late_to_begin_begins_with_the_first_round():
     assert 0 == begin["sequence"]
     late = push(store, 2, [5.0])
     assert ([2.0], 1) == (late.parameters.tolist(), late.round)
-    assert {2: 1} == store.merging.dropped
+    assert {2: 1} == store.aggregation.dropped
 
 
 def test_a_round_is_not_closed_while_nobody_is_in():
@@ -672,13 +672,13 @@ def test_a_round_is_not_closed_while_nobody_is_in():
 
     def slowly():
         time.sleep(0.001)
-        looked.append(store.merging._may_close())
+        looked.append(store.aggregation._may_close())
         return update_of(store, 0, [4.0])
 
     reply = store.exchange(update_of(store, 0, [4.0]), slowly)
 
     assert [False] == looked
-    assert ([4.0], 1) == (reply.parameters.tolist(), store.merging.version)
+    assert ([4.0], 1) == (reply.parameters.tolist(), store.aggregation.version)
 
 
 def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
@@ -700,7 +700,7 @@ def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
     slow.join(30)
 
     assert [2.0] == first.parameters.tolist() == second.parameters.tolist()
-    assert {2: 1} == store.merging.dropped
+    assert {2: 1} == store.aggregation.dropped
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
@@ -726,7 +726,7 @@ def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
     together(*(lambda k=k: send(k) for k in range(8)))
 
     assert limits.LEAST_EARLY == max(most)
-    assert [8.0] == store.merging.parameters.tolist()
+    assert [8.0] == store.aggregation.parameters.tolist()
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
@@ -753,7 +753,7 @@ def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, 
 
     assert [0] == before
     assert [0, 2] == read
-    assert 0 == store.merging.flights
+    assert 0 == store.aggregation.flights
 
 
 def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch):
@@ -799,7 +799,7 @@ def test_no_body_is_kept_while_its_worker_waits(mode, terms, kept):
     def look():
         with store.changed:
             for worker in (0, 1):
-                assert store.changed.wait_for(partial(store.merging.counted, worker, 0), 10)
+                assert store.changed.wait_for(partial(store.aggregation.counted, worker, 0), 10)
         gc.collect()
         alive.append(sum(body() is not None for body in bodies))
         store.close()

@@ -56,7 +56,7 @@ def finish_epoch(store, epoch=0, **fields):
         for worker in range(store.shape.num_workers):
             give(store, report_of(store, worker, epoch, **fields))
     result = store.wait_epoch(epoch, 0)
-    store.commit(result.cut)
+    store.commit(result.snapshot)
     store.release(epoch + 1, NEVER)
     return result
 
@@ -241,7 +241,7 @@ def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
     store.join(0, 1, 1, "host", 1)
 
     assert [409, 409] == [before, status_of(lambda: push(store, 0, np.ones(5)))]
-    assert 0 == store.merging.version
+    assert 0 == store.aggregation.version
 
 
 def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
@@ -390,9 +390,13 @@ def test_an_epoch_is_complete_when_all_have_reported():
     result = store.wait_epoch(0, 0)
 
     assert ([b"m0", b"m1", b"m2"], 60, [1.0]) == (result.metrics, result.rows, result.losses)
-    assert (1, [6.0], 1) == (result.cut.epoch, result.cut.parameters.tolist(), result.cut.version)
-    assert [b"st0", b"st1", b"st2"] == [result.cut.state(worker) for worker in range(3)]
-    assert [] == store.merging.losses
+    assert (1, [6.0], 1) == (
+        result.snapshot.epoch,
+        result.snapshot.parameters.tolist(),
+        result.snapshot.version,
+    )
+    assert [b"st0", b"st1", b"st2"] == [result.snapshot.state(worker) for worker in range(3)]
+    assert [] == store.aggregation.losses
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
@@ -406,7 +410,7 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
         together(*(lambda u=u: give(store, u) for u in updates))
 
     exchange(0, [0.5])
-    before = finish_epoch(store).cut.parameters
+    before = finish_epoch(store).snapshot.parameters
     exchange(1, [30.0], loss=60.0)
     with impatient():
         for worker in (0, 1):
@@ -415,7 +419,7 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
     assert store.wait_epoch(1, 0) is None
     assert isinstance(store.failure, DivergedError)
     assert "the mean loss of epoch 2 is 60, compared to 1 at the start" in str(store.failure)
-    assert before.tolist() == store.stopped_cut().parameters.tolist()
+    assert before.tolist() == store.stopped_snapshot().parameters.tolist()
 
 
 @pytest.mark.parametrize(
@@ -467,7 +471,7 @@ def test_a_report_that_comes_twice_counts_once():
         give(store, report_of(store, 0))
         give(store, report_of(store, 1))
         result = store.wait_epoch(0, 0)
-        store.commit(result.cut)
+        store.commit(result.snapshot)
         store.release(1, NEVER)
         give(store, report_of(store, 1))
 
@@ -482,7 +486,7 @@ def test_rounds_wait_for_the_driver_between_epochs():
 
     def driver():
         result = store.wait_epoch(0, 10)
-        store.commit(result.cut)
+        store.commit(result.snapshot)
         store.replace(vector(8.0), EMPTY)
         store.release(1, 0.125)
 
@@ -493,7 +497,7 @@ def test_rounds_wait_for_the_driver_between_epochs():
         replies[0].parameters.tolist(),
         replies[0].learning_rate,
     )
-    assert [8.0] == store.cut.parameters.tolist()
+    assert [8.0] == store.snapshot.parameters.tolist()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
@@ -504,7 +508,7 @@ def test_who_is_to_end_is_sent_no_center(mode):
     replies = []
 
     def driver():
-        store.commit(store.wait_epoch(0, 10).cut)
+        store.commit(store.wait_epoch(0, 10).snapshot)
         store.stop()
 
     together(lambda: replies.append(give(store, report_of(store, 0))), driver)
@@ -576,14 +580,14 @@ def test_an_evaluation_waits_for_a_driver_that_attends_it():
     store = begun(store_of(workers=1, size=1, **shape))
     with impatient():
         waiting = give(store, report_of(store, 0, epoch=0))
-        cut = store.unattended(0).cut
+        snapshot = store.unattended(0).snapshot
         unknown = store.wait_epoch(0, 0)
         store.evaluate(0, (np.full(1, 7, np.float32), EMPTY))
         asked = give(store, awaiting(report_of(store, 0, epoch=0)))
-        pulled = give(store, update_of(store, 0, kind=Kind.PULL, epoch=0, base_version=cut.version))
+        pulled = give(store, update_of(store, 0, kind=Kind.PULL, epoch=0, base_version=snapshot.version))
         give(store, update_of(store, 0, kind=Kind.VALIDATION, epoch=0, metrics=b"v"))
     result = store.wait_epoch(0, 0)
-    store.commit(result.cut)
+    store.commit(result.snapshot)
 
     assert (-1, None, 0) == (waiting.evaluate, unknown, asked.evaluate)
     assert (Answer.CENTER, [7.0]) == (pulled.kind, pulled.parameters.tolist())
@@ -599,7 +603,7 @@ def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch
     monkeypatch.setattr(
         store.epochs,
         "to_evaluate",
-        lambda worker: looked.append(store.merging.lock._is_owned()) or look(worker),
+        lambda worker: looked.append(store.aggregation.lock._is_owned()) or look(worker),
     )
     push(store, 0, [1.0])
 
@@ -619,10 +623,10 @@ store = begun(store_of("asynchronous"))
 pairs = [(np.ones(10_000, np.float32), np.ones(1_000, np.float32)) for _ in range(2_000)]
 begin, used = resident(), [small for _, small in pairs]
 del pairs
-store.commit(store.cut)  # in the first seconds of a run
+store.commit(store.snapshot)  # in the first seconds of a run
 kept, after = begin - resident(), store.state.clock() + 11
 store.state.clock = lambda: after
-store.commit(store.cut)
+store.commit(store.snapshot)
 print(kept, begin - resident())
 """
 
@@ -658,8 +662,8 @@ def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
     """An epoch that is cut short ends after the open round; all workers report and evaluate it."""
     store = begun(store_of(workers=2, size=1, evaluated=frozenset([0, 1]), metrics=1))
     first = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
-    store.cut_short(0)
-    store.cut_short(0)
+    store.end_early(0)
+    store.end_early(0)
     last = together(lambda: push(store, 0, [1.0], sequence=1), lambda: push(store, 1, [1.0], sequence=1))
     said = {"flags": Flag.STOP, "metrics": b"m"}
     gone = together(
@@ -677,7 +681,7 @@ def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
     assert ([b"m", b"m"], [b"v", b"v"], [6.0]) == (
         result.metrics,
         result.validation,
-        result.cut.parameters.tolist(),
+        result.snapshot.parameters.tolist(),
     )
 
 
@@ -686,7 +690,7 @@ def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
     store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
     store.release(0, 0.1)
     give(store, report_of(store, 0, metrics=b"m"))
-    store.cut_short(0)
+    store.end_early(0)
 
     assert push(store, 0, [1.0]).flags & Flag.STOP
     ahead, ended = together(
@@ -705,7 +709,7 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
     shape = {"evaluated": frozenset([0, 1]), "metrics": 1, "optimizer": 2}
     store = begun(store_of(workers=2, size=1, joint=joint, **shape))
     together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
-    losses = list(store.merging.losses)
+    losses = list(store.aggregation.losses)
     together(
         lambda: give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", metrics=b"m")),
         lambda: give(store, report_of(store, 1, metrics=b"n")),
@@ -728,7 +732,7 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
     result = store.wait_epoch(0, 0)
     assert ([b"m", b"n"], [b"v", b"v"], 20) == (result.metrics, result.validation, result.rows)
     assert losses == result.losses
-    assert b"op" == result.cut.state(0)
+    assert b"op" == result.snapshot.state(0)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
@@ -738,19 +742,19 @@ def test_a_stopped_run_has_its_last_merge(mode):
     push(store, 0, [4.0])
     store.stop()
 
-    assert [4.0] == store.stopped_cut().parameters.tolist()
+    assert [4.0] == store.stopped_snapshot().parameters.tolist()
 
 
 def test_a_stopped_gang_of_replicas_tells_its_weights():
     """A stopped run of replicas returns the weights that worker 0 reports."""
     store = begun(store_of(workers=1, size=1, optimizer=2))
-    before = store.stopped_cut()
+    before = store.stopped_snapshot()
     store.stop()
     give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
-    cut = store.stopped_cut()
+    snapshot = store.stopped_snapshot()
 
     assert [0.0] == before.parameters.tolist()
-    assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(0))
+    assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(0))
 
 
 def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
@@ -758,9 +762,9 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
     store = begun(store_of(workers=1, size=1, optimizer=2))
     store.stop()
     give(store, report_of(store, 0, parameters=vector(6.0), state=b"op"))
-    cut = store.stopped_cut()
+    snapshot = store.stopped_snapshot()
 
-    assert (1, [6.0], b"op") == (cut.epoch, cut.parameters.tolist(), cut.state(0))
+    assert (1, [6.0], b"op") == (snapshot.epoch, snapshot.parameters.tolist(), snapshot.state(0))
 
 
 @pytest.mark.parametrize(
@@ -834,12 +838,12 @@ def test_an_update_whose_rule_fails_is_not_counted():
         push(store, 0, [2.0], sequence=1)
     failure = store.failure
     store.state.failure = None
-    store.note()
+    store.request_snapshot()
 
     assert isinstance(failure, RuleError)
     assert before == state_of(store)
-    assert {0: 0} == store.noted.ledger
-    assert [1.0] == store.stopped_cut().parameters.tolist()
+    assert {0: 0} == store.newest_snapshot.ledger
+    assert [1.0] == store.stopped_snapshot().parameters.tolist()
 
 
 def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
@@ -852,7 +856,7 @@ def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch
         push(store, 0, [2.0] * 4, sequence=1)
 
     assert store.broken
-    assert [1.0] * 4 == store.stopped_cut().parameters.tolist()
+    assert [1.0] * 4 == store.stopped_snapshot().parameters.tolist()
     assert 409 == status_of(lambda: push(store, 1, [1.0] * 4))
     assert store.wait_epoch(1, 0) is None
     store.restart()
@@ -867,7 +871,7 @@ def test_a_round_that_fails_as_it_closes_is_not_closed_again():
 
     assert {RuleError, RefusedError} == {type(outcome) for outcome in outcomes}
     assert store.broken
-    assert (0, [0.0]) == (store.stopped_cut().version, store.stopped_cut().parameters.tolist())
+    assert (0, [0.0]) == (store.stopped_snapshot().version, store.stopped_snapshot().parameters.tolist())
     assert isinstance(store.failure, RuleError)
 
 
@@ -948,75 +952,79 @@ def test_a_restart_rolls_rounds_back_to_the_cut():
 
     assert (2, 3, 3, {}, [], 3.0) == (
         generation,
-        store.merging.next_sequence(0),
-        store.merging.version,
+        store.aggregation.next_sequence(0),
+        store.aggregation.version,
         store.epochs.reports,
-        store.merging.losses,
+        store.aggregation.losses,
         store.progress,
     )
-    assert [3.0] == store.merging.parameters.tolist()
+    assert [3.0] == store.aggregation.parameters.tolist()
     begun(store, attempt=2)
     restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
     assert (b"ost", [3.0], 3) == (restored.state, restored.parameters.tolist(), restored.version)
 
 
 def cut_of(store, worker, sequence, **fields):
-    return update_of(store, worker, kind=Kind.CUT, sequence=sequence, rows=4, **fields)
+    return update_of(store, worker, kind=Kind.STATE, sequence=sequence, rows=4, **fields)
 
 
 def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     """A snapshot within an epoch holds the reported states of all workers, and a restart uses it."""
-    store = begun(store_of(joint=False, merge="average", workers=2, size=1, metrics=1, cuts=(2,)))
+    store = begun(
+        store_of(joint=False, merge="average", workers=2, size=1, metrics=1, snapshot_intervals=(2,))
+    )
     replies = [round_of(store, sequence) for sequence in range(2)]
-    assert [[False, False], [True, True]] == [[bool(r.flags & Flag.CUT) for r in each] for each in replies]
+    assert [[False, False], [True, True]] == [
+        [bool(r.flags & Flag.SEND_STATE) for r in each] for each in replies
+    ]
     give(store, cut_of(store, 0, 2, metrics=b"a"))
-    assert (0, 0) == (store.cut.epoch, store.cut.place)
+    assert (0, 0) == (store.snapshot.epoch, store.snapshot.place)
     give(store, cut_of(store, 0, 2, metrics=b"a"))
     give(store, cut_of(store, 1, 2, metrics=b"b"))
     give(store, cut_of(store, 1, 2, metrics=b"c"))  # again, too late
-    assert (0, 2, {0: b"a", 1: b"b"}) == (store.cut.epoch, store.cut.place, store.cut.metrics)
+    assert (0, 2, {0: b"a", 1: b"b"}) == (store.snapshot.epoch, store.snapshot.place, store.snapshot.metrics)
 
     progress = store.progress
     (last, *_) = round_of(store, 2)  # the last round of this epoch, whose end is a snapshot anyway
-    assert not last.flags & Flag.CUT
+    assert not last.flags & Flag.SEND_STATE
     store.restart()
     assert ([2.0], 2, [1.0, 1.0], progress) == (
-        store.merging.parameters.tolist(),
-        store.merging.round,
-        store.merging.losses,
+        store.aggregation.parameters.tolist(),
+        store.aggregation.round,
+        store.aggregation.losses,
         store.progress,
     )
     begun(store, attempt=2)
     restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
-    assert (b"b", 2) == (restored.metrics, store.merging.next_sequence(1))
+    assert (b"b", 2) == (restored.metrics, store.aggregation.next_sequence(1))
 
 
 def test_a_cut_of_replicas_is_what_the_first_of_them_was():
     """A snapshot of replicas within an epoch has the weights of worker 0."""
-    store = begun(store_of(workers=1, size=1, cuts=(1,)))
+    store = begun(store_of(workers=1, size=1, snapshot_intervals=(1,)))
     push(store, 0, [1.0])
     give(store, cut_of(store, 0, 1, parameters=vector(7.0)))
 
-    assert 1 == store.cut.place
-    assert store.cut.parameters is store.merging.parameters
+    assert 1 == store.snapshot.place
+    assert store.snapshot.parameters is store.aggregation.parameters
 
 
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     """Hybrid rounds before and during a snapshot wait for all workers."""
-    store = begun(store_of(joint=False, workers=2, size=1, cuts=(2,), hybrid=Hybrid(1)))
-    aggregation = store.merging
+    store = begun(store_of(joint=False, workers=2, size=1, snapshot_intervals=(2,), hybrid=Hybrid(1)))
+    aggregation = store.aggregation
     with impatient():
         push(store, 0, [1.0])
         assert 1 == aggregation.round
         assert Flag.AGAIN == push(store, 0, [1.0], sequence=1).flags
         push(store, 1, [1.0], sequence=0)  # late
-        assert Flag.CUT & push(store, 1, [1.0], sequence=1).flags
+        assert Flag.SEND_STATE & push(store, 1, [1.0], sequence=1).flags
         give(store, cut_of(store, 0, 2))
         assert Flag.AGAIN == push(store, 0, [1.0], sequence=2).flags
         give(store, cut_of(store, 1, 2))
         assert not push(store, 0, [1.0], sequence=2).flags & Flag.AGAIN
 
-    assert (0, 2) == (store.cut.epoch, store.cut.place)
+    assert (0, 2) == (store.snapshot.epoch, store.snapshot.place)
 
 
 def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
@@ -1025,7 +1033,7 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
     with impatient():
         for sequence in range(3):
             if sequence == 2:
-                store.note()
+                store.request_snapshot()
             for worker in (0, 1):
                 push(store, worker, [1.0], sequence=sequence)
         finish_epoch(store)
@@ -1036,7 +1044,7 @@ def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """A resumed run fails if its rows differ, and the error shows both counts."""
     store = store_of(workers=2)
-    store.resume(store.cut, (RowsHeld(10), RowsHeld(11)))
+    store.resume(store.snapshot, (RowsHeld(10), RowsHeld(11)))
 
     with impatient():
         _, refused = outcomes_of(store, [RowsHeld(10)] * 2)
@@ -1051,46 +1059,46 @@ def test_a_run_that_was_taken_up_wants_the_same_rows():
 def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     """Without rounds, a resumed run has the center, ledger, reports and newest states of the snapshot."""
     first = begun(store_of(mode, workers=2, size=1, generators=1))
-    first.snapshots.committed = replace(first.cut, states={0: b"o", 1: b"p"})
+    first.snapshots.committed = replace(first.snapshot, states={0: b"o", 1: b"p"})
     push(first, 0, [2.0])
     with impatient():
         give(first, report_of(first, 0, state=b"n"))
-    first.note()
-    cut = replace(first.noted, parameters=vector(2.0))
+    first.request_snapshot()
+    snapshot = replace(first.newest_snapshot, parameters=vector(2.0))
     store = store_of(mode, workers=2, size=1, generators=1)
-    store.resume(cut, (RowsHeld(10),) * 2)
+    store.resume(snapshot, (RowsHeld(10),) * 2)
     begun(store)
 
     assert ([2.0], 1, 1, 0) == (
-        store.merging.parameters.tolist(),
-        store.merging.version,
-        store.merging.next_sequence(0),
-        store.merging.next_sequence(1),
+        store.aggregation.parameters.tolist(),
+        store.aggregation.version,
+        store.aggregation.next_sequence(0),
+        store.aggregation.next_sequence(1),
     )
     assert [b"n", b"p"] == [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
     push(store, 1, [3.0])
-    assert [2.0] == cut.parameters.tolist()
-    assert 2.0 < store.merging.parameters[0]
+    assert [2.0] == snapshot.parameters.tolist()
+    assert 2.0 < store.aggregation.parameters[0]
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode):
     """A snapshot without rounds has each worker's state as reported after the snapshot before."""
     shape = {"workers": 2, "size": 1, "generators": 1, "epochs": 4}
-    store = begun(store_of(mode, cuts=(2,), **shape))
+    store = begun(store_of(mode, snapshot_intervals=(2,), **shape))
     assert not push(store, 0, [1.0]).flags
-    assert Flag.CUT == push(store, 1, [1.0]).flags  # the second update
+    assert Flag.SEND_STATE == push(store, 1, [1.0]).flags  # the second update
     give(store, cut_of(store, 1, 1, state=b"b"))
-    assert Flag.CUT == push(store, 0, [1.0], sequence=1).flags
+    assert Flag.SEND_STATE == push(store, 0, [1.0], sequence=1).flags
     give(store, cut_of(store, 0, 2, state=b"a"))
-    assert Flag.CUT == push(store, 1, [1.0], sequence=1).flags  # the fourth
+    assert Flag.SEND_STATE == push(store, 1, [1.0], sequence=1).flags  # the fourth
     give(store, cut_of(store, 1, 2, state=b"c"))
     give(store, cut_of(store, 1, 1, state=b"b"))  # again, too late
     assert not push(store, 0, [1.0], sequence=2).flags  # it will report the epoch
 
-    assert {0: b"a", 1: b"b"} == store.noted.states
+    assert {0: b"a", 1: b"b"} == store.newest_snapshot.states
     other = store_of(mode, **shape)
-    other.resume(store.noted, (RowsHeld(10),) * 2)
+    other.resume(store.newest_snapshot, (RowsHeld(10),) * 2)
     store.restart()
     for each, states in ((other, [b"a", b"b"]), (store, [b"a", b"c"])):
         begun(each, attempt=2)
@@ -1105,9 +1113,9 @@ def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_ther
     with impatient():
         for worker in (0, 1):
             give(first, report_of(first, worker))
-    first.note()
+    first.request_snapshot()
     store = store_of(mode, workers=2, size=1)
-    store.resume(first.noted, (RowsHeld(10),) * 2)
+    store.resume(first.newest_snapshot, (RowsHeld(10),) * 2)
     store.release(0, NEVER)
 
     assert store.wait_epoch(0, 0) is None
@@ -1121,17 +1129,17 @@ def test_what_is_noted_stays_as_it_was(mode):
     store = begun(store_of(mode, workers=2, size=1))
     with impatient():
         give(store, report_of(store, 0))
-        store.note()
-        cut = store.noted
+        store.request_snapshot()
+        snapshot = store.newest_snapshot
         push(store, 1, [2.0])
         give(store, report_of(store, 1))
-    assert ([0], 10) == (list(cut.books[0].metrics), cut.books[0].rows)
+    assert ([0], 10) == (list(snapshot.reports[0].metrics), snapshot.reports[0].rows)
 
     other = store_of(mode, workers=2, size=1)
-    other.resume(cut, (RowsHeld(10),) * 2)
+    other.resume(snapshot, (RowsHeld(10),) * 2)
     with impatient():
         give(begun(other), report_of(other, 1))
-    assert [0] == list(cut.books[0].metrics)
+    assert [0] == list(snapshot.reports[0].metrics)
 
 
 @pytest.mark.parametrize("generators", [0, 1])
@@ -1141,7 +1149,7 @@ def test_every_replica_gets_the_common_optimizer_state_back(generators):
     with impatient():
         give(store, report_of(store, 0, parameters=vector(1.0), state=b"opA"[: 2 + generators]))
         give(store, report_of(store, 1, state=b"B"[:generators]))
-    store.commit(store.wait_epoch(0, 0).cut)
+    store.commit(store.wait_epoch(0, 0).snapshot)
     store.restart()
     begun(store)
     states = [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
@@ -1159,9 +1167,9 @@ def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
 
     assert 409 == status_of(lambda: give(store, old))
     assert ([2.0], 1, 0) == (
-        store.merging.parameters.tolist(),
-        store.merging.next_sequence(0),
-        store.merging.next_sequence(1),
+        store.aggregation.parameters.tolist(),
+        store.aggregation.next_sequence(0),
+        store.aggregation.next_sequence(1),
     )
 
 
@@ -1172,15 +1180,15 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
     store = begun(store_of(workers=1, size=1, optimizer=5000))
     result = finish_epoch(store, parameters=vector(1.0), state=b"s" * 5000)
 
-    assert b"s" * 5000 == result.cut.state(0)
-    assert not isinstance(result.cut.states[0], bytes)
+    assert b"s" * 5000 == result.snapshot.state(0)
+    assert not isinstance(result.snapshot.states[0], bytes)
     assert [] == list(tmp_path.iterdir())
 
 
 def test_what_comes_again_late_moves_nobody():
     """Late repetitions of messages do not change the training clock of a worker."""
     store = begun(store_of("asynchronous", workers=2, staleness=9, epochs=2))
-    clocks, report = store.merging.clocks, report_of(store, 0, epoch=0, sequence=1)
+    clocks, report = store.aggregation.clocks, report_of(store, 0, epoch=0, sequence=1)
 
     def come_again():
         store.join(0, 1, 1, "host", 1)

@@ -39,10 +39,10 @@ def count(monkeypatch):
     monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 10)  # pause before a request
     monkeypatch.setattr(client, "RETRIES", 30)  # bad luck is not under test
 
-    def run(setting, seed, merging=None):
+    def run(setting, seed, aggregation=None):
         store = store_of(**{"workers": WORKERS, "size": SIZE, "epochs": 1, **SETTINGS[setting]})
-        if merging is not None:
-            store.merging.__class__ = merging
+        if aggregation is not None:
+            store.aggregation.__class__ = aggregation
         store.release(1, NEVER)
         with ExitStack() as stack:
             app = make_app(store, "secret", Traffic())
@@ -66,11 +66,11 @@ def test_every_update_counts_once_where_requests_and_answers_get_lost(count, set
     assert all(isinstance(each, list) for each in replies), replies
     assert all(lost[each] > 0 for each in ("requests", "answers", "repeated"))
     assert store.counters["duplicates"] > 0
-    assert {store.merging.next_sequence(worker) for worker in range(WORKERS)} == {UPDATES}
+    assert {store.aggregation.next_sequence(worker) for worker in range(WORKERS)} == {UPDATES}
     for values in replies if store.shape.plan.joint else []:
         assert [TOTAL / WORKERS] * SIZE == np.sum(values, axis=0).tolist()
     if not store.shape.plan.joint:
-        assert [TOTAL] * SIZE == store.merging.snapshot()[0].tolist()
+        assert [TOTAL] * SIZE == store.aggregation.snapshot()[0].tolist()
 
 
 class Forgetful(Asynchronous):
@@ -84,7 +84,7 @@ def test_a_store_that_counts_twice_is_found(count):
     """The sum is too large if the coordinator counts updates twice."""
     store, _, _ = count("asynchronous", 0, Forgetful)
 
-    assert store.merging.snapshot()[0][0] > TOTAL
+    assert store.aggregation.snapshot()[0][0] > TOTAL
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(proces
     """A worker stopped by SIGSTOP until another attempt took over is refused; the latter's updates count."""
     store = store_of(workers=2, size=SIZE, epochs=1, silence=1.0, **SETTINGS[setting])
     store.release(1, NEVER)
-    start, merging = processes(store), store.merging
+    start, aggregation = processes(store), store.aggregation
     gang = [start(0), start(1)]
-    assert eventually(lambda: merging.next_sequence(0) > UPDATES // 4)
+    assert eventually(lambda: aggregation.next_sequence(0) > UPDATES // 4)
     gang[0].send_signal(signal.SIGSTOP)
     second = start(0, attempt=2)
-    if isinstance(merging, SynchronousRounds):  # in rounds, the whole worker group fails
+    if isinstance(aggregation, SynchronousRounds):  # in rounds, the whole worker group fails
         assert eventually(lambda: store.failure)
         assert "cannot rejoin" in outcome_of(second)[2]
         store.restart()
@@ -131,16 +131,16 @@ def test_an_attempt_that_wakes_up_after_another_took_its_place_is_refused(proces
     else:
         ends = [second, gang.pop()]
         assert eventually(lambda: store.members[0].attempt == 2)
-    begun = merging.next_sequence(0)
-    assert eventually(lambda: merging.next_sequence(0) > begun)
+    begun = aggregation.next_sequence(0)
+    assert eventually(lambda: aggregation.next_sequence(0) > begun)
     gang[0].send_signal(signal.SIGCONT)
     refused, ended = [outcome_of(process) for process in gang], [outcome_of(process) for process in ends]
 
     assert [1] * len(gang) == [code for code, *_ in refused]
     assert all("errors.RefusedError: " in errors for *_, errors in refused), refused
     assert [0, 0] == [code for code, *_ in ended], ended
-    assert [UPDATES] * 2 == [merging.next_sequence(worker) for worker in range(2)]
-    sums = [merging.snapshot()[0]]
+    assert [UPDATES] * 2 == [aggregation.next_sequence(worker) for worker in range(2)]
+    sums = [aggregation.snapshot()[0]]
     if store.shape.plan.joint:
         sums = [2 * np.sum(json.loads(out), axis=0) for _, out, _ in ended]
     assert {total(2, UPDATES)} == set(np.concatenate(sums).tolist())

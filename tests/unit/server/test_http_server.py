@@ -34,7 +34,7 @@ from stores import LAYOUT, begun, state_of, store_of, update_of
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import http_app, http_server
-from sparkdl.server.http_app import Traffic, add_steward, make_app
+from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport import messages, tls
@@ -465,7 +465,7 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
 )
 def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):
     """The paths of a hosted run require the token and a body of the right size and types."""
-    add_steward(app, SimpleNamespace(weight_bytes=8, leave=None))
+    add_hosted_driver(app, SimpleNamespace(weight_bytes=8, leave=None))
 
     assert status == FlaskClient(app, None).request("POST", f"/v1/{path}", body, headers)[0]
 
@@ -473,7 +473,9 @@ def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body,
 def test_weights_that_broke_off_are_not_taken(app, port):
     """A body of weights that breaks off half-way is refused."""
     taken = []
-    add_steward(app, SimpleNamespace(weight_bytes=8, replace=lambda epoch, weights: taken.append(weights)))
+    add_hosted_driver(
+        app, SimpleNamespace(weight_bytes=8, replace=lambda epoch, weights: taken.append(weights))
+    )
     lines = "POST /v1/replace/0 HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 8"
     with talk(port, *lines) as (sock, stream):
         sock.sendall(b"1234")
@@ -686,7 +688,7 @@ def test_a_stream_ends_where_an_update_is_refused(port, store, traffic, bad):
 
     assert b"HTTP/1.1 200" == answer[:12]
     assert not answer.endswith(b"0\r\n\r\n")
-    assert (1, bad == "old") == (store.merging.version, traffic.refused)
+    assert (1, bad == "old") == (store.aggregation.version, traffic.refused)
 
 
 @pytest.mark.parametrize("end", [2, 40, -30, -2, "no chunk"])

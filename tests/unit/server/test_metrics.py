@@ -64,7 +64,7 @@ def test_the_last_loss_stays_after_an_epoch():
     store = begun(store_of("asynchronous", workers=1))
     push(store, 0, np.ones(5), loss=0.5)
     give(store, report_of(store, 0, sequence=1))
-    store.commit(store.wait_epoch(0, 1).cut)
+    store.commit(store.wait_epoch(0, 1).snapshot)
     samples = scraped(store)
 
     assert (0.5, 1) == (samples["sparkdl_loss",], samples["sparkdl_epoch",])

@@ -31,7 +31,7 @@ class Run:
 
     def __init__(self):
         self.members = {k: Member(1, f"host-{k}", 7, 0.0, held=RowsHeld(100)) for k in (0, 1)}
-        self.staleness, self.latest_staleness, self.cut = [3, 1], {0: 1}, "the beginning"
+        self.staleness, self.latest_staleness, self.snapshot = [3, 1], {0: 1}, "the beginning"
 
     def summary(self):
         return {"exchanges": 4, "retries": 0, "dropped": {1: 2}}

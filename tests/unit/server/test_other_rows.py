@@ -17,7 +17,7 @@ UNEVEN = RowsHeld(13, Fingerprint(72, 5)), RowsHeld(7, Fingerprint(82, MASK - 4)
 OTHERS = RowsHeld(10, Fingerprint(73, 2)), HELD[1]
 MORE = RowsHeld(11, Fingerprint(74, 2)), HELD[1]
 AFTER = ["restart", "resume"]
-options = {"workers": 2, "size": 1, "metrics": 1, "generators": 1, "cuts": (2,), "epochs": 3}
+options = {"workers": 2, "size": 1, "metrics": 1, "generators": 1, "snapshot_intervals": (2,), "epochs": 3}
 
 
 def trained(*, joint=False):
@@ -30,7 +30,7 @@ def trained(*, joint=False):
             rounds_of(store, epoch * steps + place, epoch)
         if epoch == 0:
             end_epoch(store, epoch)
-    assert (1, 2) == (store.cut.epoch, store.cut.place)
+    assert (1, 2) == (store.snapshot.epoch, store.snapshot.place)
     return store
 
 
@@ -38,14 +38,14 @@ def rounds_of(store, sequence, epoch):
     """Let every worker send 1 in a round, and report its state if it is asked to."""
     replies = together(*(lambda k=k: push(store, k, [1.0], sequence=sequence, epoch=epoch) for k in (0, 1)))
     for worker, reply in enumerate(replies):
-        if reply.flags & Flag.CUT:
-            give(store, standing(store, worker, Kind.CUT, sequence=sequence + 1, epoch=epoch))
+        if reply.flags & Flag.SEND_STATE:
+            give(store, standing(store, worker, Kind.STATE, sequence=sequence + 1, epoch=epoch))
 
 
 def standing(store, worker, kind, **fields):
     """Return a worker's report of its state; that of replica 0 has weights that count rounds."""
     counts = store.shape.plan.joint and not worker
-    own = {"parameters": vector(float(store.merging.version))} if counts else {}
+    own = {"parameters": vector(float(store.aggregation.version))} if counts else {}
     return update_of(store, worker, kind=kind, rows=10, metrics=b"m", state=b"%d" % worker, **own, **fields)
 
 
@@ -53,7 +53,7 @@ def end_epoch(store, epoch):
     with impatient():
         for worker in (0, 1):
             give(store, standing(store, worker, Kind.REPORT, epoch=epoch))
-    store.commit(store.wait_epoch(epoch, 0).cut)
+    store.commit(store.wait_epoch(epoch, 0).snapshot)
     store.release(epoch + 1, float("nan"))
 
 
@@ -65,9 +65,9 @@ def again(store, after):
     saved = saved_of(store)
     saved = Saved.of(packing.unpack(memoryview(packing.pack(saved.values()))))
     joint = store.shape.plan.joint
-    mode = "synchronous" if store.merging.has_rounds else "asynchronous"
+    mode = "synchronous" if store.aggregation.has_rounds else "asynchronous"
     other = store_of(mode, joint=joint, merge=None if joint else "average", **options)
-    other.resume(saved.cut, saved.held)
+    other.resume(saved.snapshot, saved.held)
     return other
 
 
@@ -82,7 +82,7 @@ def test_the_same_rows_are_gone_on_with_in_the_middle_of_an_epoch(after, joint):
     store = again(trained(joint=joint), after)
     begins = outcomes_of(store, HELD)
 
-    assert (1, 2) == (store.cut.epoch, store.cut.place)
+    assert (1, 2) == (store.snapshot.epoch, store.snapshot.place)
     assert [store.plans[0].sequence(1) + 2] * 2 == [begin["sequence"] for begin in begins]
     assert [] == warnings_of(store)
 
@@ -93,18 +93,18 @@ def test_the_same_rows_are_gone_on_with_in_the_middle_of_an_epoch(after, joint):
 def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
     """If rows change order or worker, the epoch begins again with its center, states and progress."""
     before = trained(joint=joint)
-    boundary, progress = before.cut.before, before.cut.before.progress
+    boundary, progress = before.snapshot.before, before.snapshot.before.progress
     store = again(before, after)
     begins = outcomes_of(store, held)
 
-    assert (1, 0, None) == (store.cut.epoch, store.cut.place, store.cut.before)
-    assert store.noted is store.cut
+    assert (1, 0, None) == (store.snapshot.epoch, store.snapshot.place, store.snapshot.before)
+    assert store.newest_snapshot is store.snapshot
     assert held == store.held
     assert (boundary.version, boundary.parameters.tolist(), progress, []) == (
-        store.merging.version,
-        store.merging.parameters.tolist(),
+        store.aggregation.version,
+        store.aggregation.parameters.tolist(),
         store.progress,
-        store.merging.losses,
+        store.aggregation.losses,
     )
     for worker, begin in enumerate(begins):
         assert (tuple(each.rows for each in held), 1, True) == (
@@ -120,7 +120,7 @@ def test_rows_in_another_order_begin_the_epoch_again(held, after, joint):
     for place in range(store.plans[0].windows):
         rounds_of(store, store.plans[0].sequence(1) + place, 1)
     end_epoch(store, 1)
-    assert 2 == store.cut.epoch
+    assert 2 == store.snapshot.epoch
 
 
 def test_a_first_epoch_begins_again_with_the_model_of_the_driver():
@@ -129,12 +129,12 @@ def test_a_first_epoch_begins_again_with_the_model_of_the_driver():
     outcomes_of(store, HELD)
     for sequence in range(2):
         rounds_of(store, sequence, 0)
-    assert 2 == store.cut.place
+    assert 2 == store.snapshot.place
     store.restart()
     begins = outcomes_of(store, MOVED)
 
     assert [(0, 0, False)] * 2 == [(begin["epoch"], begin["sequence"], begin["restore"]) for begin in begins]
-    assert (0, [0.0]) == (store.merging.version, store.merging.parameters.tolist())
+    assert (0, [0.0]) == (store.aggregation.version, store.aggregation.parameters.tolist())
 
 
 @pytest.mark.parametrize("after", AFTER)
@@ -145,11 +145,11 @@ def test_at_an_epochs_end_there_is_nothing_to_undo(after):
     for sequence in range(store.plans[0].windows):
         rounds_of(store, sequence, 0)
     end_epoch(store, 0)
-    cut = store.cut
+    snapshot = store.snapshot
     store = again(store, after)
     outcomes_of(store, MOVED)
 
-    assert (cut.version, 0) == (store.merging.version, store.cut.place)
+    assert (snapshot.version, 0) == (store.aggregation.version, store.snapshot.place)
     assert 1 == len(warnings_of(store))
     store.restart()
     outcomes_of(store, MOVED)
@@ -168,7 +168,7 @@ def test_at_an_epochs_end_there_is_nothing_to_undo(after):
 def test_other_rows_end_the_run(held, words, after, mode):
     """Different rows end the run with an error that shows the counts and a remedy."""
     store = trained() if mode == "synchronous" else pushed()
-    version, store = store.noted.version, again(store, after)
+    version, store = store.newest_snapshot.version, again(store, after)
     with impatient():
         told = [*outcomes_of(store, held), *outcomes_of(store, held)]
 
@@ -177,7 +177,7 @@ def test_other_rows_end_the_run(held, words, after, mode):
         raise store.failure
     assert (after == "resume") == ("start a new run with another folder" in str(error.value))
     assert ("checkpoint had" if after == "resume" else "previous worker group had") in str(error.value)
-    assert version == store.merging.version
+    assert version == store.aggregation.version
 
 
 def pushed():
@@ -185,7 +185,7 @@ def pushed():
     store = store_of("asynchronous", merge="average", **options)
     outcomes_of(store, HELD)
     push(store, 0, [2.0])
-    store.note()
+    store.request_snapshot()
     return store
 
 
@@ -197,7 +197,7 @@ def test_without_rounds_workers_go_on_after_what_was_counted(held, after):
     begins = outcomes_of(store, held)
 
     assert [1, 0] == [begin["sequence"] for begin in begins]
-    assert (1, [1.0]) == (store.merging.version, store.merging.parameters.tolist())
+    assert (1, [1.0]) == (store.aggregation.version, store.aggregation.parameters.tolist())
     assert (held != HELD) == len(warnings_of(store))
 
 

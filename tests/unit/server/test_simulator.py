@@ -110,8 +110,8 @@ class Simulation:
                     return
                 reply, sequence = self.step(exchange, epoch, sequence, version)
                 version = reply.version
-                if reply.flags & Flag.CUT:
-                    exchange(Update(Kind.CUT, sequence=sequence, rows=4, epoch=epoch))
+                if reply.flags & Flag.SEND_STATE:
+                    exchange(Update(Kind.STATE, sequence=sequence, rows=4, epoch=epoch))
             self.trace.training.discard(worker)
             rows = 4 * self.batches[worker]
             exchange(Update(Kind.REPORT, rows=rows, base_version=version, epoch=epoch))
@@ -120,7 +120,7 @@ class Simulation:
         """Exchange an update; return the last reply and the number of the next exchange."""
         trace, worker = self.trace, exchange.worker
         trace.given += 1
-        trace.staleness.append(self.store.merging.version - version)
+        trace.staleness.append(self.store.aggregation.version - version)
         update = Update(
             self.kind,
             sequence=sequence,
@@ -147,7 +147,7 @@ class Simulation:
             while (result := self.store.wait_epoch(epoch, 1.0 if self.lives else 1e9)) is None:
                 assert self.lives
                 assert self.store.failure is None
-            self.store.commit(result.cut)
+            self.store.commit(result.snapshot)
         self.store.stop()
 
 
@@ -180,7 +180,7 @@ def test_a_round_takes_as_long_as_the_slowest_worker():
     paces = np.linspace(1, 3, 256)
     store, trace = simulate("synchronous", paces)
 
-    assert BATCHES == store.merging.version
+    assert BATCHES == store.aggregation.version
     assert [pytest.approx(3.0 * (i + 1)) for i in range(BATCHES)] == trace.ends[0]
     assert {BATCHES} == {len(ends) for ends in trace.ends}
 
@@ -192,7 +192,7 @@ def test_nobody_waits_without_rounds(mode):
     paces = np.linspace(1, 3, 256)
     store, trace = simulate(mode, paces, merge="sum")
 
-    assert 256 * BATCHES == store.merging.version == store.merging.parameters[0]
+    assert 256 * BATCHES == store.aggregation.version == store.aggregation.parameters[0]
     for pace, ends in zip(paces, trace.ends, strict=True):
         assert [pytest.approx(pace * (i + 1)) for i in range(BATCHES)] == ends
 
@@ -210,7 +210,7 @@ def test_slow_workers_are_the_stale_ones():
     store, trace = simulate("asynchronous", [1.0, 1.0, 1.0, 10.5])
 
     assert [30, 30] == [stale for stale in trace.staleness if stale > 3]
-    assert 4 * BATCHES == store.merging.version
+    assert 4 * BATCHES == store.aggregation.version
 
 
 @settings(max_examples=40)
@@ -224,7 +224,7 @@ def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
     store, trace = simulate(mode, paces, staleness=bound)
 
     assert trace.ahead <= bound + 1
-    assert len(paces) * BATCHES == store.merging.version
+    assert len(paces) * BATCHES == store.aggregation.version
     assert max(trace.staleness) <= (len(paces) - 1) * (2 * bound + 1)
 
 
@@ -242,7 +242,7 @@ def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
     store, trace = simulate("asynchronous", paces, batches=batches, epochs=epochs, staleness=bound)
 
     assert [epochs * each for each in batches] == trace.sent
-    assert epochs * sum(batches) == store.merging.version
+    assert epochs * sum(batches) == store.aggregation.version
 
 
 @pytest.mark.whole
@@ -273,14 +273,14 @@ def test_a_cut_without_a_lock_has_in_it_what_it_counts():
         world.sleep(seconds)
         call()
 
-    store.merging.stripes = [Stripe()]
+    store.aggregation.stripes = [Stripe()]
     world.spawn(after, 0.0, lambda: push(store, 0, [3.0]))
-    world.spawn(after, 0.5, store.note)
+    world.spawn(after, 0.5, store.request_snapshot)
     world.spawn(after, 0.7, lambda: push(store, 1, [4.0]))
     world.run()
 
-    assert ([3.0], {0: 0}) == (store.noted.parameters.tolist(), store.noted.ledger)
-    assert [7.0] == store.merging.parameters.tolist()
+    assert ([3.0], {0: 0}) == (store.newest_snapshot.parameters.tolist(), store.newest_snapshot.ledger)
+    assert [7.0] == store.aggregation.parameters.tolist()
 
 
 # -- rounds that close without all workers --------------------------------------------------------
@@ -291,9 +291,9 @@ def test_a_quorum_does_not_wait_for_the_slowest(joint):
     """With a quorum of three out of four workers, rounds go at the pace of the third."""
     store, trace = simulate("synchronous", [1.0, 1.0, 1.5, 9.0], joint=joint, hybrid=Hybrid(3))
 
-    assert BATCHES == store.merging.version
+    assert BATCHES == store.aggregation.version
     assert pytest.approx(1.5 * BATCHES, rel=0.01) == trace.ends[0][-1]
-    assert {3: trace.sent[3]} == store.merging.dropped
+    assert {3: trace.sent[3]} == store.aggregation.dropped
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -302,7 +302,7 @@ def test_a_round_goes_on_when_its_time_is_up(joint):
     store, trace = simulate("synchronous", [1.0, 1.0, 1.3, 9.0], joint=joint, hybrid=Hybrid(4, 0.5))
 
     assert pytest.approx(1.5 * BATCHES) == trace.ends[0][-1]
-    assert {3: trace.sent[3]} == store.merging.dropped
+    assert {3: trace.sent[3]} == store.aggregation.dropped
 
 
 def test_a_time_out_that_nobody_reaches_changes_nothing():
@@ -310,7 +310,7 @@ def test_a_time_out_that_nobody_reaches_changes_nothing():
     store, trace = simulate("synchronous", [1.0, 1.2, 1.4], hybrid=Hybrid(3, 1.0))
 
     assert pytest.approx(1.4 * BATCHES) == trace.ends[0][-1]
-    assert not store.merging.dropped
+    assert not store.aggregation.dropped
 
 
 @settings(max_examples=40)
@@ -319,11 +319,11 @@ def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeo
     """Every update is merged once, or dropped and counted, at any speeds, quorum and time-out."""
     hybrid = Hybrid(min(quorum, len(paces)), timeout, merge_late)
     store, trace = simulate("synchronous", paces, joint=False, merge="sum", hybrid=hybrid)
-    left = store.merging.late  # late updates of a round that no worker is left for
-    dropped = store.merging.dropped.total()
+    left = store.aggregation.late  # late updates of a round that no worker is left for
+    dropped = store.aggregation.dropped.total()
 
-    assert BATCHES == store.merging.version
-    assert sum(trace.sent) == store.merging.parameters[0] + dropped + left
+    assert BATCHES == store.aggregation.version
+    assert sum(trace.sent) == store.aggregation.parameters[0] + dropped + left
     assert not (dropped and merge_late)
 
 
@@ -336,7 +336,7 @@ def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late,
         store, trace = simulate("synchronous", paces, hybrid=hybrid)
 
     assert 1 == len({round(applied, 3) for applied in trace.applied})
-    assert BATCHES == store.merging.version
+    assert BATCHES == store.aggregation.version
 
 
 def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
@@ -368,7 +368,7 @@ def test_rounds_wait_for_a_dead_worker_once(joint):
     store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives={2: (7.5, None)}, **LOSSES)
 
     assert [BATCHES, BATCHES, 7] == trace.sent
-    assert BATCHES == store.merging.version
+    assert BATCHES == store.aggregation.version
     assert 5 <= trace.ends[0][-1] - BATCHES <= 7
     assert (1, 0) == (store.counters["lost"], store.counters["returned"])
 
@@ -380,7 +380,7 @@ def test_nobody_waits_for_a_dead_worker_without_rounds(mode):
 
     assert [BATCHES, BATCHES, 7] == trace.sent
     assert [pytest.approx(1.0 * BATCHES), pytest.approx(1.3 * BATCHES)] == [e[-1] for e in trace.ends[:2]]
-    assert sum(trace.sent) == store.merging.parameters[0]
+    assert sum(trace.sent) == store.aggregation.parameters[0]
 
 
 def test_a_bound_waits_for_a_dead_worker_once():
@@ -429,7 +429,7 @@ def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, 
         mode, paces, joint=joint, merge="sum", epochs=epochs, lives=lives, **terms, **LOSSES
     )
 
-    assert trace.given == store.merging.parameters[0] + store.merging.dropped.total()
+    assert trace.given == store.aggregation.parameters[0] + store.aggregation.dropped.total()
     assert store.counters["returned"] <= store.counters["lost"] <= 1
 
 

@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
             kind=self.kind,
             plan=Plan((), 0, batch, 1, self.joint, False, 0),
             epochs=10**6,
-            cuts=(EVERY,),
+            snapshot_intervals=(EVERY,),
             silence=SILENCE,
             run=bytes([self.run % 256]) * 16,
             metrics=1,
@@ -114,14 +114,14 @@ class Machine(RuleBasedStateMachine):
             goes_on=self.goes_on_without,
             **self.terms,
         )
-        self.store.state.clock = self.store.merging.clock = lambda: self.now
+        self.store.state.clock = self.store.aggregation.clock = lambda: self.now
         self.generation, self.version = 1, 0
 
     def join_all(self):
         """Let the worker group form. Each worker but the last is told to ask again."""
         self.sent = [None] * WORKERS
         self.absent, self.waiting_room = set(), set()
-        self.store.release(self.store.cut.epoch, NEVER)
+        self.store.release(self.store.snapshot.epoch, NEVER)
         for worker in range(WORKERS):
             self.join(worker)
         assert [None] * (WORKERS - 1) == [self.ready(worker) for worker in range(WORKERS)][:-1]
@@ -176,13 +176,13 @@ class Machine(RuleBasedStateMachine):
     def push_of_the_past(self, worker, value, what):
         """An update of an old generation or of a superseded attempt changes nothing."""
         past = {what: self.stamp(worker)[what] - 1}
-        self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), **past))
+        self.refuse(self.update(worker, value, self.store.aggregation.next_sequence(worker), **past))
 
     @rule(worker=workers_, value=values_)
     def push_of_another_run(self, worker, value):
         """An update of a worker of another run, whose driver has died, changes nothing."""
         other = bytes([(self.run - 1) % 256]) * 16
-        self.refuse(self.update(worker, value, self.store.merging.next_sequence(worker), run=other))
+        self.refuse(self.update(worker, value, self.store.aggregation.next_sequence(worker), run=other))
 
     def refuse(self, update):
         before = state_of(self.store)
@@ -238,8 +238,8 @@ class Machine(RuleBasedStateMachine):
         saved = Saved.of(packing.unpack(memoryview(data)))
         self.run += 1
         self.open_store()
-        state = packing.like(self.store.merging.state, saved.cut.rule)
-        self.store.resume(replace(saved.cut, rule=state), saved.held)
+        state = packing.like(self.store.aggregation.state, saved.snapshot.rule)
+        self.store.resume(replace(saved.snapshot, rule=state), saved.held)
         self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
         self.join_all()
 
@@ -258,7 +258,7 @@ class Machine(RuleBasedStateMachine):
         result = self.store.wait_epoch(epoch, 0)
         assert len(self.reporters(epoch)) * ROWS == result.rows
         self.ledger.handed += len(result.losses)
-        self.store.commit(result.cut)
+        self.store.commit(result.snapshot)
         self.store.release(epoch + 1, NEVER)
 
     # The laws.
@@ -266,18 +266,18 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def versions_only_grow(self):
         """Within a generation the version grows by one for each counted update or round."""
-        assert self.version <= self.store.merging.version == self.ledger.version
-        self.version = self.store.merging.version
+        assert self.version <= self.store.aggregation.version == self.ledger.version
+        self.version = self.store.aggregation.version
 
     @invariant()
     def nothing_is_lost_and_nothing_counted_twice(self):
         """The center is the sum of the counted updates."""
-        assert [self.center(), -self.center()] == self.store.merging.parameters.tolist()
+        assert [self.center(), -self.center()] == self.store.aggregation.parameters.tolist()
 
     @invariant()
     def the_driver_learns_each_loss_once(self):
         """Each loss is with the driver or waits for it."""
-        assert self.ledger.version == self.ledger.handed + len(self.store.merging.losses)
+        assert self.ledger.version == self.ledger.handed + len(self.store.aggregation.losses)
 
 
 # -- without rounds -------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class OneByOne(Machine):
         super().join_all()
 
     def note_ends(self):
-        epochs = {epoch for _, epoch in self.ledger.reports if epoch >= self.store.cut.epoch}
+        epochs = {epoch for _, epoch in self.ledger.reports if epoch >= self.store.snapshot.epoch}
         self.over |= {epoch for epoch in epochs if self.there <= self.reporters(epoch)}
 
     def reporters(self, epoch):
@@ -337,7 +337,7 @@ class OneByOne(Machine):
 
     def epoch_of(self, worker):
         """Return the first epoch that a worker has not reported and that is not over."""
-        epoch = self.store.cut.epoch
+        epoch = self.store.snapshot.epoch
         while epoch in self.over or (worker, epoch) in self.ledger.reports:
             epoch += 1
         return epoch
@@ -396,7 +396,7 @@ class OneByOne(Machine):
         if self.too_far(worker):
             return Flag.AGAIN
         within = (self.sent[worker].sequence + 1) % WINDOWS
-        return Flag.CUT if within and worker in self.unsaid else Flag.NONE
+        return Flag.SEND_STATE if within and worker in self.unsaid else Flag.NONE
 
     def is_now(self, worker, epoch):
         """Return the state of a worker, which is unique to this moment."""
@@ -408,7 +408,7 @@ class OneByOne(Machine):
             return
         epoch, sequence = self.epoch_of(worker), self.ledger.next_sequence(worker)
         said = {"state": self.is_now(worker, epoch), "metrics": b"m", "rows": ROWS}
-        self.stood[worker] = self.say(worker, Kind.CUT, epoch=epoch, sequence=sequence, **said)
+        self.stood[worker] = self.say(worker, Kind.STATE, epoch=epoch, sequence=sequence, **said)
         self.give(self.stood[worker])
         self.ledger.said[worker] = said["state"]
         self.unsaid.discard(worker)
@@ -451,7 +451,7 @@ class OneByOne(Machine):
     def answered(self, worker, reply, flag):
         assert flag == reply.flags
         assert flag & Flag.AGAIN or self.center() == reply.parameters[0]
-        if flag & Flag.CUT:
+        if flag & Flag.SEND_STATE:
             self.told.add(worker)
 
     @rule(worker=workers_, again=st.booleans())
@@ -467,9 +467,9 @@ class OneByOne(Machine):
         """A worker requests the current center, which it may have."""
         if worker in self.absent:
             return
-        version = self.store.merging.version if known else 0
+        version = self.store.aggregation.version if known else 0
         reply = self.give(self.say(worker, Kind.CENTER, base_version=version))
-        assert self.store.merging.version == reply.version
+        assert self.store.aggregation.version == reply.version
         assert (version == reply.version) == (reply.kind is Answer.NOTHING)
         assert reply.kind is Answer.NOTHING or self.center() == reply.parameters[0]
 
@@ -508,10 +508,10 @@ class OneByOne(Machine):
     @rule()
     def note(self):
         """The driver requests a snapshot, after it has taken the epoch's end if there is one."""
-        unsaid, ends = self.unsaid, self.store.cut.epoch in self.over
+        unsaid, ends = self.unsaid, self.store.snapshot.epoch in self.over
         if ends:
-            self.end_epoch(self.store.cut.epoch)
-        self.store.note(ends=ends)
+            self.end_epoch(self.store.snapshot.epoch)
+        self.store.request_snapshot(ends=ends)
         self.noted_now()
         if ends:
             self.unsaid = unsaid
@@ -519,7 +519,7 @@ class OneByOne(Machine):
     @invariant()
     def nobody_takes_room(self):
         """All replies have been sent, so that no exchange takes room."""
-        assert 0 == self.store.merging.flights
+        assert 0 == self.store.aggregation.flights
 
 
 class Hogwild(OneByOne):
@@ -555,7 +555,7 @@ class Bounded(OneByOne):
     @invariant()
     def nobody_is_too_far(self):
         """The coordinator's clocks are the expected ones."""
-        assert self.clocks == self.store.merging.clocks
+        assert self.clocks == self.store.aggregation.clocks
         assert max(self.clocks.values(), default=0) - min(self.clocks.values(), default=0) <= 2
 
 
@@ -606,8 +606,8 @@ class InRounds(Machine):
         self.at, self.missed, self.replicas = [0] * WORKERS, [0] * WORKERS, [0] * WORKERS
         self.waiting, self.standing, self.reported = [None] * WORKERS, set(), set()
         self.speaks, self.spoken, self.returning = {0}, False, set()
-        self.seen = self.store.noted
-        self.dropped = self.store.merging.dropped.total()
+        self.seen = self.store.newest_snapshot
+        self.dropped = self.store.aggregation.dropped.total()
         self.open_round()
         super().join_all()
 
@@ -623,7 +623,7 @@ class InRounds(Machine):
     def roll_back(self):
         """Return to the last snapshot, or to an epoch that all have reported, which the driver takes."""
         if self.there <= self.reported and not self.mute:
-            super().end_epoch(self.store.cut.epoch - 1)
+            super().end_epoch(self.store.snapshot.epoch - 1)
             self.noted = deepcopy(self.ledger)
         self.ledger = deepcopy(self.noted)
 
@@ -661,9 +661,9 @@ class InRounds(Machine):
     def note_cut(self):
         """Record a new snapshot, which readmits waiting workers without an update after it."""
         store = self.store
-        if store.noted.version != self.ledger.version or store.noted is self.seen:
+        if store.newest_snapshot.version != self.ledger.version or store.newest_snapshot is self.seen:
             return
-        self.seen = store.noted
+        self.seen = store.newest_snapshot
         self.noted = deepcopy(self.ledger)
         for worker in sorted(self.waiting_room - self.open.keys()):
             self.absent.discard(worker)
@@ -697,7 +697,7 @@ class InRounds(Machine):
 
     @property
     def end(self):
-        return WINDOWS * (self.store.cut.epoch + 1)
+        return WINDOWS * (self.store.snapshot.epoch + 1)
 
     @rule(steps=st.lists(st.tuples(workers_, st.none() | values_, st.booleans()), min_size=1, max_size=6))
     def step_some(self, steps):
@@ -727,7 +727,7 @@ class InRounds(Machine):
         for value in values:
             for worker in order:
                 self.step(worker, value, False)
-            self.end_epoch(self.store.cut.epoch)
+            self.end_epoch(self.store.snapshot.epoch)
 
     def goes_on_again(self, worker, begin):
         """A readmitted worker begins at that snapshot, though rounds may have closed without it since."""
@@ -764,7 +764,7 @@ class InRounds(Machine):
         self.missed[worker] = rounds if self.joint else 0
         self.at[worker] = update.sequence + 1 if self.joint else rounds
         self.take(worker, reply)
-        if reply.flags & Flag.CUT:
+        if reply.flags & Flag.SEND_STATE:
             self.standing.add(worker)
 
     def take(self, worker, reply):
@@ -777,7 +777,7 @@ class InRounds(Machine):
 
     def may_close(self):
         """Return True if the open round may close: it has all workers, or enough and none too far behind."""
-        if self.hybrid is None or self.store.merging.whole or self.there <= self.open.keys():
+        if self.hybrid is None or self.store.aggregation.whole or self.there <= self.open.keys():
             return self.there <= self.open.keys()
         with_rows = sum(value is not None for value in self.open.values())
         enough = with_rows >= self.hybrid.quorum or with_rows and self.now >= self.deadline
@@ -793,13 +793,13 @@ class InRounds(Machine):
         """A worker reports its state. The states of all workers are a snapshot."""
         self.standing.discard(worker)
         for _ in range(1 + twice):
-            self.give(self.standing_as(worker, Kind.CUT, sequence=self.at[worker]))
+            self.give(self.standing_as(worker, Kind.STATE, sequence=self.at[worker]))
         self.note_cut()
 
     def standing_as(self, worker, kind, **fields):
         speaks = self.joint and worker in self.speaks
         replica = [self.replicas[worker], -self.replicas[worker]] if speaks else EMPTY
-        said = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.cut.epoch}
+        said = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.snapshot.epoch}
         return self.say(worker, kind, **said | fields)
 
     def report(self, worker, twice):
@@ -837,12 +837,12 @@ class InRounds(Machine):
     @rule()
     def note(self):
         """The driver requests a snapshot as soon as rounds allow."""
-        self.store.note()
+        self.store.request_snapshot()
 
     @invariant()
     def what_was_dropped_is_known(self):
         """Dropped late updates are counted."""
-        assert self.dropped == self.store.merging.dropped.total()
+        assert self.dropped == self.store.aggregation.dropped.total()
 
 
 class Gradients(InRounds):
@@ -918,7 +918,7 @@ class GoingOn:
     def push_of_the_lost(self, data):
         """Messages of a lost attempt change nothing."""
         worker = data.draw(st.sampled_from(sorted(self.absent - self.waiting_room)))
-        self.refuse(self.update(worker, 60, self.store.merging.next_sequence(worker)))
+        self.refuse(self.update(worker, 60, self.store.aggregation.next_sequence(worker)))
 
     @precondition(lambda self: self.absent)
     @rule(data=st.data())
@@ -959,7 +959,7 @@ class CountsTwice(Coordinator):
     """A coordinator that counts a repeated update again."""
 
     def exchange(self, update, read):
-        aggregation = self.merging
+        aggregation = self.aggregation
         taken = aggregation.last if isinstance(aggregation, Asynchronous) else aggregation.taken
         if taken.get(update.worker) == update.sequence and update.rows:
             taken[update.worker] -= 1
@@ -969,22 +969,22 @@ class CountsTwice(Coordinator):
 class ForgetsTheLedger(Coordinator):
     """A coordinator that resumes from a checkpoint without its ledger."""
 
-    def resume(self, cut, held):
-        super().resume(replace(cut, ledger={}), held)
+    def resume(self, snapshot, held):
+        super().resume(replace(snapshot, ledger={}), held)
 
 
 class ForgetsTheLosses(Coordinator):
     """A coordinator that resumes from a checkpoint without the losses of the epoch."""
 
-    def resume(self, cut, held):
-        super().resume(replace(cut, losses=[]), held)
+    def resume(self, snapshot, held):
+        super().resume(replace(snapshot, losses=[]), held)
 
 
 class LosesTheRounds(Coordinator):
     """A coordinator that restarts from its snapshot with the version of the open round."""
 
     def restart(self):
-        aggregation, version = self.merging, self.merging.version
+        aggregation, version = self.aggregation, self.aggregation.version
         generation = super().restart()
         aggregation.version = version
         return generation
@@ -1003,7 +1003,7 @@ class NotesWhatIsToCome(UpdateSnapshots):
 
     def request(self, reports, *, ends=False):
         super().request(reports, ends=ends)
-        self.newest = replace(self.newest, books=reports)
+        self.newest = replace(self.newest, reports=reports)
 
 
 class ForgetsWhatWasSaid(UpdateSnapshots):
@@ -1025,7 +1025,7 @@ class TakesBackTooEarly(WorkerLoss):
     """A part that readmits a worker whose update is already in the round after the snapshot."""
 
     def readmit_waiting(self):
-        for worker in sorted(self.merging.absent):
+        for worker in sorted(self.aggregation.absent):
             member = self.membership.members[worker]
             if not member.lost and member.held is not None:
                 self.return_worker(worker)

@@ -116,7 +116,7 @@ def test_a_body_that_was_on_its_way_is_refused(mode):
     update = update_of(store, 1, [1.0])
 
     assert 409 == status_of(lambda: store.exchange(update, lambda: reading(update)))
-    assert 0 == store.merging.next_sequence(1)
+    assert 0 == store.aggregation.next_sequence(1)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -175,7 +175,7 @@ def test_a_round_closes_with_those_who_are_there(joint, lost):
 
     for reply in replies:
         assert [pytest.approx(expected)] == reply.parameters.tolist()
-    assert (1, 2) == (store.merging.version, store.counters["exchanges"])
+    assert (1, 2) == (store.aggregation.version, store.counters["exchanges"])
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -185,7 +185,9 @@ def test_a_round_that_waits_goes_on_when_a_worker_is_lost(joint):
 
     def lose_when_they_wait():
         with store.changed:
-            store.changed.wait_for(lambda: store.merging.counted(0, 0) and store.merging.counted(2, 0), 10)
+            store.changed.wait_for(
+                lambda: store.aggregation.counted(0, 0) and store.aggregation.counted(2, 0), 10
+            )
         lose(store, 1)
 
     replies = together(lambda: push(store, 0, [1.0]), lambda: push(store, 2, [3.0]), lose_when_they_wait)
@@ -271,7 +273,7 @@ def test_a_lost_worker_at_an_epochs_end_is_no_ghost(mode):
     )
 
     assert isinstance(refused, RefusedError)
-    assert {0} == set(store.merging.clocks)
+    assert {0} == set(store.aggregation.clocks)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
@@ -287,7 +289,7 @@ def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
 
     assert (2, 0, True) == (begin["sequence"], begin["epoch"], begin["restore"])
     assert (Answer.CENTER, 2) == (restored.kind, restored.version)
-    assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.absent, store.merging.clocks, counts(store))
+    assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.absent, store.aggregation.clocks, counts(store))
     assert "Worker 1 on host is back." == store.log.pop()["message"]
 
 
@@ -298,7 +300,7 @@ def test_a_worker_that_comes_back_later_begins_with_the_epoch_that_is_under_way(
     lose(store, 1)
     with impatient():
         give(store, report_of(store, 0, 0))
-        store.commit(store.wait_epoch(0, 0).cut)
+        store.commit(store.wait_epoch(0, 0).snapshot)
         store.release(1, NEVER)
         give(store, report_of(store, 0, 1))
     begin = come_back(store, 1)
@@ -315,11 +317,11 @@ def test_a_worker_that_missed_an_epoch_comes_back_with_its_own_state(mode):
         lose(store, 1)
         for epoch, state in enumerate((b"sta", b"two")):
             give(store, report_of(store, 0, epoch, state=state))
-            store.commit(store.wait_epoch(epoch, 0).cut)
+            store.commit(store.wait_epoch(epoch, 0).snapshot)
             store.release(epoch + 1, NEVER)
     come_back(store, 1)
 
-    assert {0: b"two", 1: b"one"} == store.cut.states
+    assert {0: b"two", 1: b"one"} == store.snapshot.states
     assert b"one" == give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2)).state
 
 
@@ -340,7 +342,7 @@ def test_an_epoch_ends_with_those_who_are_there(mode):
     result = store.wait_epoch(0, 0)
 
     assert ([b"0", b"2"], 4) == (result.metrics, result.rows)
-    assert [0, 2] == sorted(result.cut.states)
+    assert [0, 2] == sorted(result.snapshot.states)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -366,11 +368,15 @@ def test_another_replica_speaks_for_the_first_when_that_is_lost():
         flags = push(store, 2, [1.0]).flags, push(store, 1, rows=0, flags=Flag.AWAIT).flags & Flag.SPEAK
         give(store, report_of(store, 1, parameters=vector(7.0), state=b"opB"))
         give(store, report_of(store, 2, state=b"C"))
-    cut = store.wait_epoch(0, 0).cut
+    snapshot = store.wait_epoch(0, 0).snapshot
 
     assert (Flag.NONE, Flag.SPEAK) == flags
-    assert ([7.0], 1, b"opB") == (cut.parameters.tolist(), cut.speaker, cut.state(cut.speaker))
-    store.commit(cut)
+    assert ([7.0], 1, b"opB") == (
+        snapshot.parameters.tolist(),
+        snapshot.speaker,
+        snapshot.state(snapshot.speaker),
+    )
+    store.commit(snapshot)
     store.restart()
     begun(store)
     states = [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in range(3)]
@@ -391,7 +397,7 @@ def test_a_replica_that_has_reported_already_is_asked_to_speak():
     result = store.wait_epoch(0, 0)
 
     assert [Flag.SPEAK, Flag.AGAIN] == flags
-    assert ([7.0], [b"1", b"2"], 20) == (result.cut.parameters.tolist(), result.metrics, result.rows)
+    assert ([7.0], [b"1", b"2"], 20) == (result.snapshot.parameters.tolist(), result.metrics, result.rows)
 
 
 def test_a_first_replica_that_has_spoken_is_not_asked_again():
@@ -402,7 +408,7 @@ def test_a_first_replica_that_has_spoken_is_not_asked_again():
         lose(store, 0)
         assert Flag.AGAIN == give(store, report_of(store, 1)).flags
 
-    assert [7.0] == store.wait_epoch(0, 0).cut.parameters.tolist()
+    assert [7.0] == store.wait_epoch(0, 0).snapshot.parameters.tolist()
 
 
 def test_a_run_that_is_stopped_gets_its_weights_from_who_speaks():
@@ -412,10 +418,10 @@ def test_a_run_that_is_stopped_gets_its_weights_from_who_speaks():
     store.stop()
     assert not store.reported
     give(store, report_of(store, 1, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
-    cut = store.stopped_cut()
+    snapshot = store.stopped_snapshot()
 
     assert store.reported
-    assert ([6.0], b"op") == (cut.parameters.tolist(), cut.state(cut.speaker))
+    assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(snapshot.speaker))
 
 
 # -- return to rounds -----------------------------------------------------------------------------
@@ -432,7 +438,7 @@ def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
         assert come_back(store, 1) is None
         push(store, 0, [1.0], sequence=sequence + 1, base_version=sequence + 1)
         give(store, report_of(store, 0, parameters=vector(7.0) if joint else EMPTY, state=b"op"))
-        store.commit(store.wait_epoch(0, 0).cut)
+        store.commit(store.wait_epoch(0, 0).snapshot)
         assert ready_again(store, 1) is None  # the driver runs its callbacks
         store.release(1, NEVER)
         begin = ready_again(store, 1)
@@ -442,7 +448,7 @@ def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
         closed = push(store, 1, [1.0], sequence=sequence, attempt=2).flags
 
     assert (sequence, 1, True) == (begin["sequence"], begin["epoch"], begin["restore"])
-    assert store.cut.parameters.tolist() == restored.parameters.tolist()
+    assert store.snapshot.parameters.tolist() == restored.parameters.tolist()
     assert (b"op" if joint else b"") == restored.state
     assert (Flag.AGAIN, Flag.NONE) == (waits, closed)
     assert (set(), (1, 1)) == (store.absent, counts(store))
@@ -456,12 +462,12 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
     with impatient():
         push(store, 0, [1.0], sequence=0)
         assert come_back(store, 1) is None
-        assert push(store, 0, [1.0], sequence=1, base_version=1).flags & Flag.CUT
+        assert push(store, 0, [1.0], sequence=1, base_version=1).flags & Flag.SEND_STATE
         weights = vector(7.0) if joint else EMPTY
         give(
             store,
             update_of(
-                store, 0, kind=Kind.CUT, sequence=2, rows=4, metrics=b"m", state=b"o", parameters=weights
+                store, 0, kind=Kind.STATE, sequence=2, rows=4, metrics=b"m", state=b"o", parameters=weights
             ),
         )
         begin = ready_again(store, 1)
@@ -469,54 +475,54 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
     restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
 
     assert (2, 0, True, b"") == (begin["sequence"], begin["epoch"], begin["restore"], restored.metrics)
-    assert store.cut.parameters.tolist() == restored.parameters.tolist()
+    assert store.snapshot.parameters.tolist() == restored.parameters.tolist()
     assert (set(), (1, 1)) == (store.absent, counts(store))
 
 
 def test_a_cut_that_a_lost_worker_has_not_answered_is_that_of_the_others():
     """A snapshot under way is completed without the state of a worker that is lost."""
-    store = going_on(joint=False, merge="average", metrics=1, cuts=(1,))
+    store = going_on(joint=False, merge="average", metrics=1, snapshot_intervals=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     for worker in (0, 1):
-        give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4, metrics=b"m"))
-    assert 0 == store.cut.place
+        give(store, update_of(store, worker, kind=Kind.STATE, sequence=1, rows=4, metrics=b"m"))
+    assert 0 == store.snapshot.place
     lose(store, 2)
 
-    assert (1, [0, 1]) == (store.cut.place, sorted(store.cut.metrics))
+    assert (1, [0, 1]) == (store.snapshot.place, sorted(store.snapshot.metrics))
 
 
 def test_a_cut_without_the_weights_of_replicas_is_none():
     """A snapshot without the shared weights, because worker 0 was lost, is discarded and requested again."""
-    store = going_on(workers=3, cuts=(1,))
+    store = going_on(workers=3, snapshot_intervals=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     for worker in (1, 2):
-        give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4))
+        give(store, update_of(store, worker, kind=Kind.STATE, sequence=1, rows=4))
     lose(store, 0)
-    assert (0, None, True) == (store.cut.place, store.snapshots.gathering, store.snapshots.wanted)
+    assert (0, None, True) == (store.snapshot.place, store.snapshots.gathering, store.snapshots.wanted)
     replies = together(*(lambda k=k: push(store, k, [1.0], sequence=1) for k in (1, 2)))
 
-    assert [Flag.CUT | Flag.SPEAK, Flag.CUT] == [reply.flags for reply in replies]
+    assert [Flag.SEND_STATE | Flag.SPEAK, Flag.SEND_STATE] == [reply.flags for reply in replies]
 
 
 def test_a_worker_whose_update_is_in_the_round_after_a_cut_waits_for_the_next_one():
     """A worker whose update is already in the round after a snapshot returns at the next snapshot."""
-    store = going_on(joint=False, merge="average", workers=3, cuts=(1,))
+    store = going_on(joint=False, merge="average", workers=3, snapshot_intervals=(1,))
     together(*(lambda k=k: push(store, k, [1.0]) for k in range(3)))
     with impatient():
-        give(store, update_of(store, 2, kind=Kind.CUT, sequence=1, rows=4))
+        give(store, update_of(store, 2, kind=Kind.STATE, sequence=1, rows=4))
         push(store, 2, [1.0], sequence=1)
         lose(store, 2)
         assert come_back(store, 2) is None
         for worker in (0, 1):
-            give(store, update_of(store, worker, kind=Kind.CUT, sequence=1, rows=4))
+            give(store, update_of(store, worker, kind=Kind.STATE, sequence=1, rows=4))
         assert ready_again(store, 2) is None
         for worker in (0, 1):
             push(store, worker, [1.0], sequence=1)
         for worker in (0, 1):
-            give(store, update_of(store, worker, kind=Kind.CUT, sequence=2, rows=4))
+            give(store, update_of(store, worker, kind=Kind.STATE, sequence=2, rows=4))
         begin = ready_again(store, 2)
 
-    assert (2, 2) == (begin["sequence"], store.cut.place)
+    assert (2, 2) == (begin["sequence"], store.snapshot.place)
 
 
 def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
@@ -563,7 +569,7 @@ def test_nobody_comes_back_after_the_last_epoch():
     assert come_back(store, 1) is None
     with impatient():
         give(store, report_of(store, 0))
-    store.commit(store.wait_epoch(0, 0).cut)
+    store.commit(store.wait_epoch(0, 0).snapshot)
 
     assert ({1}, (1, 0)) == (store.absent, counts(store))
 
@@ -586,7 +592,7 @@ def test_all_workers_are_there_again_after_a_restart(mode):
     lose(store, 1)
     with impatient():
         give(store, report_of(store, 0, state=b"o"))
-        store.commit(store.wait_epoch(0, 0).cut)
+        store.commit(store.wait_epoch(0, 0).snapshot)
     store.restart()
     begun(store, attempt=5)
     states = [give(store, update_of(store, k, kind=Kind.RESTORE, attempt=5)).state for k in (0, 1)]

@@ -45,12 +45,12 @@ def test_a_sequence_is_parsed_as_it_was_serialized(features, lists):
 def test_what_is_torn_or_altered_is_found(data):
     """A file truncated within a record, or with any bit flipped, is detected."""
     whole = file_of(b"first", b"second record")
-    cut = data.draw(st.integers(1, len(whole) - 1).filter(lambda at: at != len(file_of(b"first"))))
+    snapshot = data.draw(st.integers(1, len(whole) - 1).filter(lambda at: at != len(file_of(b"first"))))
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
     turned = bytearray(whole)
     turned[bit // 8] ^= 1 << bit % 8
 
-    for broken in (whole[:cut], bytes(turned)):
+    for broken in (whole[:snapshot], bytes(turned)):
         with pytest.raises(DataError, match=r"Record \d of file .*(incomplete|damaged)"):
             list(read(io.BytesIO(broken), "file"))
 

@@ -261,8 +261,8 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
     with exchange_of(store, port, 0) as honest, exchange_of(store, port, 1) as flooding:
         sent, error = together(flood, work)
 
-    assert (None, UPDATES) == (error, store.merging.version)
-    assert [float(UPDATES)] * 5 == store.merging.parameters.tolist()
+    assert (None, UPDATES) == (error, store.aggregation.version)
+    assert [float(UPDATES)] * 5 == store.aggregation.parameters.tolist()
     assert sent == store.counters["not_finite"]
     assert "the last 10 updates of worker 1 contained NaN or Inf" in str(store.failure)
 
@@ -287,9 +287,9 @@ def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, c
         for sock in stalled:
             with sock.makefile("rb") as stream:
                 assert b"HTTP/1.1 408" == stream.read()[:12]
-    assert [float(UPDATES)] * 5 == store.merging.parameters.tolist()
+    assert [float(UPDATES)] * 5 == store.aggregation.parameters.tolist()
     assert [] == caplog.records
-    assert [UPDATES, 0] == [store.merging.next_sequence(worker) for worker in (0, 1)]
+    assert [UPDATES, 0] == [store.aggregation.next_sequence(worker) for worker in (0, 1)]
 
 
 def test_a_server_that_stops_closes_who_waits(store):

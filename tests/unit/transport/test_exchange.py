@@ -135,15 +135,15 @@ def test_a_late_round_is_asked_for_again(way):
     first, second = gang(way, store)
 
     def late():
-        with store.merging.changed:
-            store.merging.changed.wait_for(lambda: store.merging.counted(0, 0), 10)
+        with store.aggregation.changed:
+            store.aggregation.changed.wait_for(lambda: store.aggregation.counted(0, 0), 10)
         return second(update(5.0, kind=Kind.GRADIENT))
 
     with impatient():
         replies = together(lambda: first(update(1.0, kind=Kind.GRADIENT)), late)
 
     assert [[3.0], [3.0]] == [reply.parameters.tolist() for reply in replies]
-    assert 1 == store.merging.version
+    assert 1 == store.aggregation.version
     assert 0 == store.counters["duplicates"]
 
 
@@ -155,7 +155,7 @@ def test_an_update_that_is_sent_twice_counts_once(way):
     reply = exchange(update(1.0))
 
     assert reply.flags & Flag.DUPLICATE
-    assert [1.0] == reply.parameters.tolist() == store.merging.parameters.tolist()
+    assert [1.0] == reply.parameters.tolist() == store.aggregation.parameters.tolist()
     assert 1 == store.counters["duplicates"]
 
 
@@ -167,7 +167,7 @@ def test_an_epoch_ends_when_the_driver_says_so(way):
 
     def driver():
         result = store.wait_epoch(0, 10)
-        store.commit(result.cut)
+        store.commit(result.snapshot)
         store.release(1, 0.25)
         return result
 
@@ -175,8 +175,8 @@ def test_an_epoch_ends_when_the_driver_says_so(way):
         reply, result = together(lambda: exchange(report), driver)
 
     assert 0.25 == reply.learning_rate
-    assert ([b"mm"], b"sss", 10) == (result.metrics, result.cut.state(0), result.rows)
-    assert [3.0] == result.cut.parameters.tolist()
+    assert ([b"mm"], b"sss", 10) == (result.metrics, result.snapshot.state(0), result.rows)
+    assert [3.0] == result.snapshot.parameters.tolist()
 
 
 def test_a_run_that_stops_says_so(way):
@@ -195,7 +195,7 @@ def test_a_worker_is_restored_from_the_cut(way):
     (exchange,) = gang(way, store)
     exchange(update(1, 2))
     exchange(Update(Kind.REPORT, rows=10, state=b"opt"))
-    store.commit(store.wait_epoch(0, 0).cut)
+    store.commit(store.wait_epoch(0, 0).snapshot)
     reply = exchange(Update(Kind.RESTORE))
 
     assert (Answer.CENTER, [1, 2], b"opt", 1) == (
@@ -215,7 +215,7 @@ def test_an_old_generation_is_refused(way):
         exchange(update(1.0))
 
     assert 409 == error.value.status
-    assert 0 == store.merging.version
+    assert 0 == store.aggregation.version
 
 
 def test_a_superseded_attempt_is_refused(way):
@@ -262,7 +262,7 @@ def test_what_a_worker_sent_stays_its_own(way):
     reply = exchange(sent)
     sent.parameters[:] = 9
 
-    assert [1, 2, 3] == reply.parameters.tolist() == store.merging.parameters.tolist()
+    assert [1, 2, 3] == reply.parameters.tolist() == store.aggregation.parameters.tolist()
 
 
 def test_asking_again_names_the_update_and_carries_none_of_it():
@@ -351,14 +351,14 @@ def test_a_reply_that_was_lost_is_asked_for_again(streaming):
     """A lost reply is requested again, and its update counts once."""
     store, exchange = streaming
     ticket = exchange.begin(update(1.0, sequence=1, base_version=1))
-    with store.merging.changed:
-        while not store.merging.counted(0, 1):
-            store.merging.changed.wait(0.01)
+    with store.aggregation.changed:
+        while not store.aggregation.counted(0, 1):
+            store.aggregation.changed.wait(0.01)
     exchange._connection.close()
     reply = exchange.finish(ticket)
 
     assert reply.flags & Flag.DUPLICATE
-    assert [2.0] == reply.parameters.tolist() == store.merging.parameters.tolist()
+    assert [2.0] == reply.parameters.tolist() == store.aggregation.parameters.tolist()
 
 
 def test_an_endpoint_does_not_show_its_token():

@@ -75,7 +75,7 @@ class Run:
 
     def counted(self, worker):
         """Return the number of merged updates of a worker."""
-        return self.store.merging.next_sequence(worker)
+        return self.store.aggregation.next_sequence(worker)
 
     def end(self):
         """Wait for the workers to finish; assert that each update counted once."""
@@ -84,7 +84,7 @@ class Run:
         outputs = [process.communicate(timeout=30) for process in self.processes]
         assert [0] * WORKERS == [process.returncode for process in self.processes], outputs
         assert [self.updates] * WORKERS == [self.counted(worker) for worker in range(WORKERS)]
-        sums = [self.store.merging.snapshot()[0]]
+        sums = [self.store.aggregation.snapshot()[0]]
         if self.store.shape.plan.joint:
             sums = [WORKERS * np.sum(json.loads(out), axis=0) for out, _ in outputs]
         assert {float(total(WORKERS, self.updates))} == set(np.concatenate(sums).tolist())
@@ -106,7 +106,7 @@ def test_a_worker_that_is_cut_off_goes_on(begin, network, setting, end, seconds)
     run = begin(setting)
     host = network.driver if end == "driver" else network.workers[0]
     assert run.drive(lambda: run.counted(0) > UPDATES // 4)
-    network.cut(0, host)
+    network.snapshot(0, host)
     run.drive(after(seconds))
     assert run.counted(0) < UPDATES
     network.mend(0, host)
@@ -137,9 +137,9 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
 
     with serve(make_app(store, "secret", Traffic()), ADDRESS, 0, 1) as port:
         job = Job(ADDRESS, port, 0, Kind.DELTA, 5)
-        network.cut(0, away)
+        network.snapshot(0, away)
         replies, rescued = together(lambda: worker(job), rescuer)
-        network.cut(0, away)
+        network.snapshot(0, away)
         monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.1)
         (error,) = together(lambda: worker(job))
         store.close()
@@ -190,7 +190,7 @@ def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, m
         network.slow(worker, "500kbit")
     run = begin(setting, updates=1, size=40_000)
     assert run.drive(lambda: network.received(0) > 40_000)  # of 160 KB
-    network.cut(0, network.driver)
+    network.snapshot(0, network.driver)
     run.drive(after(2))
     network.mend(0, network.driver)
     run.end()
