@@ -407,7 +407,7 @@ def test_the_table_has_every_class_and_argument_of_keras():
 
 def test_the_docs_name_every_exception():
     """The table "What differs from plain Keras" names each class that the table of settings excepts."""
-    docs = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "explanation" / "modes.md").read_text()
     differences = docs.partition("## What differs from plain Keras")[2]
 
     assert [name for name in table.DOCUMENTED if f"`{name}" not in differences] == []
