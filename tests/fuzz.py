@@ -228,6 +228,7 @@ class Http:
                 "running": [0, 1, "bWV0cg=="],
                 "seconds": [0.5, 1.0, 0.0, 0.0, 0.0],
                 "intervals": [[1, 2.5, 0.5]],
+                "ahead": 0.5,
             },
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False, "short": -1},
         }

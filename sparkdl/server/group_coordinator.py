@@ -79,8 +79,12 @@ class GroupCoordinator(ABC):
 
     @property
     def intervals(self) -> Sequence[tuple[int, Interval]]:
-        """Intervals of traced batches, each with its worker."""
-        return self.state.intervals
+        """Intervals of traced batches, each with its worker, on the clock of this process."""
+        ahead = self.state.ahead
+        return [
+            (who[0], interval._replace(start=interval.start + ahead[who]))
+            for who, interval in tuple(self.state.intervals)
+        ]
 
     @property
     def counters(self) -> dict[str, int]:
@@ -186,6 +190,7 @@ class GroupCoordinator(ABC):
         *,
         seconds: Sequence[float],
         intervals: Sequence[Interval],
+        ahead: float,
     ) -> None:
         """Record the times of a worker.
 
@@ -194,12 +199,14 @@ class GroupCoordinator(ABC):
             generation: start of the worker group that it belongs to.
             attempt: the worker's attempt.
             seconds: the seconds of each of ``messages.ACTIVITIES`` so far.
-            intervals: new intervals of traced batches, on the clock of this process.
+            intervals: new intervals of traced batches, on the worker's clock.
+            ahead: seconds by which this process's clock is ahead of the worker's, as far as it knows.
         """
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
             member.seconds = list(seconds) or member.seconds
-            self.state.intervals.extend((worker, interval) for interval in intervals)
+            self.state.ahead[worker, attempt] = ahead
+            self.state.intervals.extend(((worker, attempt), interval) for interval in intervals)
 
     def note_running(self, worker: int, generation: int, attempt: int, running: Running) -> None:
         """Record a worker's metric states within an epoch.

@@ -237,16 +237,18 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
             running=list,
             seconds=list,
             intervals=list,
+            ahead=float,
         )
         for entry in body["log"]:
             _check(entry, {"name": str, "level": int, "message": str})
         seconds, intervals = _seconds(body.pop("seconds")), list(map(_interval, body.pop("intervals")))
+        ahead = body.pop("ahead")
         running = _running(body.pop("running"))
         if running is not None:
             store.note_running(body["worker"], body["generation"], body["attempt"], running)
         answer = store.heartbeat(**body)
         who = body["worker"], body["generation"], body["attempt"]
-        store.note_times(*who, seconds=seconds, intervals=intervals)
+        store.note_times(*who, seconds=seconds, intervals=intervals, ahead=ahead)
         return answer
 
     @app.post("/v1/failure")

@@ -31,7 +31,8 @@ class RunState:
         failure: error that ends the current generation.
         log: messages of workers and of the endpoint for the driver to log.
         counters: numbers of events of the run, by name.
-        intervals: intervals of traced batches, each with its worker, on the clock ``time.perf_counter``.
+        intervals: intervals of traced batches, each with its worker and attempt, on the attempt's clock.
+        ahead: seconds by which this process's clock is ahead of that of a worker's attempt.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -42,7 +43,8 @@ class RunState:
         self.failure: SparkDLError | None = None
         self.log: deque[LogEntry] = deque(maxlen=1000)
         self.counters = dict.fromkeys(COUNTED, 0)
-        self.intervals: deque[tuple[int, Interval]] = deque(maxlen=MOST_INTERVALS)
+        self.intervals: deque[tuple[tuple[int, int], Interval]] = deque(maxlen=MOST_INTERVALS)
+        self.ahead: dict[tuple[int, int], float] = {}
 
     def check_open(self, generation: int) -> None:
         """Refuse a request of an old generation, or of a run that is over.

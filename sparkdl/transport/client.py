@@ -401,10 +401,8 @@ class Heartbeat:
                 log=log,
                 running=_plain(running),
                 seconds=self._loop.seconds() if self._loop else [],
-                intervals=[
-                    (ACTIVITIES.index(each.activity), each.start + self._ahead, each.seconds)
-                    for each in intervals
-                ],
+                intervals=[(ACTIVITIES.index(each.activity), each.start, each.seconds) for each in intervals],
+                ahead=self._ahead,
             )
         except TransportError:
             self._log.put_back(log)

@@ -131,9 +131,9 @@ def test_arrays_are_checked_before_any_job(problem, no_job):
         ((None, None), ConfigError, "x should be NumPy arrays or pandas with y"),
         ((pd.DataFrame(x), y.astype(object).astype(str)), DataError, "Expected y to be numbers"),
         ((pd.DataFrame(x), pd.Series(list("ab" * 101 + "a"))), DataError, "Expected y to be numbers"),
-        ((Sequence(), None), ConfigError, "on a worker, or arrays"),
-        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "on a worker, or arrays"),
-        ((((x, y) for _ in range(2)), None), ConfigError, "tf.data, generators and torch loaders"),
+        ((Sequence(), None), ConfigError, "Pass arrays; or, for fit"),
+        ((tf.data.Dataset.from_tensors((x, y)), None), ConfigError, "Pass arrays; or, for fit"),
+        ((((x, y) for _ in range(2)), None), ConfigError, "tf.data datasets, generators and torch loaders"),
     ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):

@@ -305,13 +305,14 @@ def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
 
 
 DIVISION = r"2 workers \(as requested\) on 203 rows, batch_size=32 over all workers: 7 updates per epoch\.\n"
+PAGE = r"Live page: http://\S+/\?key=[\w-]{32}\n"
 EPOCH = r"Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.]+){2}\n"
 
 
 @pytest.mark.one_case
-@pytest.mark.parametrize(("verbose", "expected"), [(2, f"{DIVISION}({EPOCH}){{2}}"), (0, "")])
+@pytest.mark.parametrize(("verbose", "expected"), [(2, f"{PAGE}{DIVISION}({EPOCH}){{2}}"), (0, "")])
 def test_progress_is_a_line_per_epoch_or_nothing(problem, capsys, verbose, expected):
-    """verbose=2 prints the workers, and each epoch's results; 0 prints nothing; "auto" is 2 in a file."""
+    """verbose=2 prints the page, the workers and each epoch; 0 prints nothing; "auto" is 2 in a file."""
     for setting in [verbose, *(["auto"] if verbose else [])]:
         SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, epochs=2, verbose=setting)
 

@@ -6,6 +6,7 @@ end that shows no HTML gets the lines of the epochs.
 
 from __future__ import annotations
 
+import re
 import time
 from html import escape
 from typing import Any
@@ -83,7 +84,7 @@ class HtmlDisplay(Display):
     def _show(self) -> None:
         from IPython.display import display
 
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+        notes = "".join(f"<div>{linked(escape(note))}</div>" for note in self.notes)
         parts = (notes, table([row[:3] for row in self.rows], [row[3] for row in self.rows]))
         chart = curves([row[3] for row in self.rows])
         data = {
@@ -95,6 +96,11 @@ class HtmlDisplay(Display):
             self.handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self.handle.update(data, raw=True)
+
+
+def linked(html: str) -> str:
+    """Return text whose addresses are links."""
+    return re.sub(r"https?://\S+", r'<a href="\g<0>" target="_blank" rel="noopener">\g<0></a>', html)
 
 
 def table(epochs: list[tuple[str, str, str]], logs: list[Results]) -> str:

@@ -188,6 +188,7 @@ def beat(*log, **fields):
             "running": [],
             "seconds": [],
             "intervals": [],
+            "ahead": 0.0,
             **fields,
         }
     ).encode()
@@ -203,13 +204,15 @@ def test_a_heartbeat_is_noted(endpoint, store):
 
 
 def test_times_of_a_worker_are_noted(endpoint, store):
-    """A heartbeat records a worker's seconds by activity, and the intervals of traced batches."""
+    """A heartbeat records a worker's seconds by activity, and traced intervals on the driver's clock."""
     endpoint.request(
-        "POST", "/v1/heartbeat", beat(seconds=[1.0, 2.0, 0.5, 0.25, 0.0], intervals=[[1, 3.5, 0.5]])
+        "POST",
+        "/v1/heartbeat",
+        beat(seconds=[1.0, 2.0, 0.5, 0.25, 0.0], intervals=[[1, 3.5, 0.5]], ahead=1.0),
     )
 
     assert [1.0, 2.0, 0.5, 0.25, 0.0] == store.members[0].seconds
-    assert [(0, ("compute", 3.5, 0.5))] == list(store.state.intervals)
+    assert [(0, ("compute", 4.5, 0.5))] == store.intervals
 
 
 def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, store):
