@@ -200,7 +200,7 @@ class WorkerGroup:
         self._say_why(now, f"{len(missing)} of {total} workers")
 
     def _say_why(self, now: float, missing: str) -> None:
-        """Look now and then why workers are missing; log each reason once it has lasted for a while."""
+        """Find out now and then why workers are missing; log new reasons, NOTICE_SECONDS apart."""
         if now - self.looked < LOOK_SECONDS or self.job is None:
             return
         self.looked, wait = now, self.job.waits_for()

@@ -63,7 +63,7 @@ from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE_ENDPOINTS, Page
 from sparkdl.transport import messages
-from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Reply, Running, Sections, Update
+from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -385,18 +385,16 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
         reply = store.exchange(update, arrival)
         waited = waited_seconds() - waited
         merged = time.perf_counter() - began - waited - arrival.seconds
-        reply = replace(reply, waited=waited, merged=merged)
         try:
-            parts = _buffers(reply)
+            parts: Buffers = [
+                messages.encode_reply(reply, waited=waited, merged=merged),
+                *messages.sections(reply),
+            ]
             del reply
             traffic.count(update.worker, len(header) + lengths.nbytes, sum(map(len, parts)))
             yield parts
         finally:
             store.sent(update)
-
-
-def _buffers(reply: Reply) -> Buffers:
-    return [messages.encode_reply(reply), *messages.sections(reply)]
 
 
 class _Arrival:

@@ -2,7 +2,7 @@
 
 Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names, and
 the loss of a process by Spark's phrases. So are a wrong Python, a cancelled job and lack of memory.
-Any other failure is reported in Spark's words.
+Any other Python exception is reported by its own reason, any other failure in Spark's words.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
             f"{_more_overhead(cluster)} or more, or use fewer workers per executor."
         )
     if full := re.search(NO_ROOM, text):
-        return ClusterError(f"Spark has no room for the job: {full[0].strip()[:500]}")
+        return ClusterError(f"Spark has no room for the job, or is gone: {full[0].strip()[:500]}")
     return None
 
 

@@ -229,8 +229,14 @@ def decode_update(header: bytes) -> tuple[Update, Sections]:
     return update, Sections(*fields[14:18])
 
 
-def encode_reply(reply: Reply) -> bytes:
-    """Return a reply's header; its sections follow it."""
+def encode_reply(reply: Reply, *, waited: float | None = None, merged: float | None = None) -> bytes:
+    """Return a reply's header; its sections follow it.
+
+    Args:
+        reply: the reply, which several workers may get.
+        waited: seconds that this worker's update waited for others; None: as in the reply.
+        merged: seconds that the endpoint worked on it; None: as in the reply.
+    """
     return REPLY.pack(
         MAGIC_REPLY,
         reply.kind,
@@ -240,8 +246,8 @@ def encode_reply(reply: Reply) -> bytes:
         reply.round,
         reply.progress,
         reply.learning_rate,
-        reply.waited,
-        reply.merged,
+        reply.waited if waited is None else waited,
+        reply.merged if merged is None else merged,
         reply.offset,
         *lengths_of(reply),
     )

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from sparkdl.transport.messages import ACTIVITIES, Interval, Reply
 
 MOST_INTERVALS = 500  # maximum number of intervals in one heartbeat
+
+
+class _Activity:
+    """A context manager of one activity; a class, as it is used several times per batch."""
+
+    __slots__ = ("_activity", "_watch")
+
+    def __init__(self, watch: Stopwatch, activity: str) -> None:
+        self._watch, self._activity = watch, activity
+
+    def __enter__(self) -> None:
+        self._watch.enter(self._activity)
+
+    def __exit__(self, *exception: object) -> None:
+        self._watch.leave()
 
 
 class Stopwatch:
@@ -24,22 +37,16 @@ class Stopwatch:
 
     def __init__(self, traced: range = range(0)) -> None:
         self.seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        self._managers = {activity: _Activity(self, activity) for activity in ACTIVITIES}
         self._traced, self._batches = traced, 0
         self._activities: list[str] = []
         self._since = 0.0
         self._intervals: deque[Interval] = deque()
         self._last_exchange: tuple[float, float] | None = None
 
-    @contextmanager
-    def time(self, activity: str) -> Iterator[None]:
-        """Count the time of a ``with`` block as that of an activity."""
-        self._lap()
-        self._activities.append(activity)
-        try:
-            yield
-        finally:
-            self._lap()
-            self._activities.pop()
+    def time(self, activity: str) -> _Activity:
+        """Return a context manager that counts the time of its block as that of an activity."""
+        return self._managers[activity]
 
     def begin_batch(self) -> None:
         """Begin the next batch."""
@@ -70,6 +77,16 @@ class Stopwatch:
         while len(self._intervals) > kept and len(taken) < MOST_INTERVALS:
             taken.append(self._intervals.popleft())
         return taken
+
+    def enter(self, activity: str) -> None:
+        """Begin an activity, which interrupts the current one."""
+        self._lap()
+        self._activities.append(activity)
+
+    def leave(self) -> None:
+        """End the current activity."""
+        self._lap()
+        self._activities.pop()
 
     def _lap(self) -> None:
         now = time.perf_counter()
