@@ -142,7 +142,7 @@ def _own_module(name: str) -> ModuleType | None:
         elif _is_installed(top):
             return None
         return importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - a module may raise anything, now and where it runs
+    except Exception:  # noqa: BLE001 - an import may raise anything, here and on executors
         return None
 
 

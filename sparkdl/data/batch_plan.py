@@ -203,8 +203,8 @@ class Plan:
         """The edges of this worker's batches, as positions in a pass.
 
         A single worker has Keras's batches. If several workers train locally, each divides its rows into
-        batches of nearly equal size. The number of rows of a worker is random, so its last batch could
-        otherwise have very few rows, and the step of such a batch is mostly noise.
+        batches of nearly equal size. A worker may have any number of rows, so its last batch could
+        otherwise have very few, and the step of such a batch is mostly noise.
         """
         if not self.joint:
             mine = self.rows[self.worker]

@@ -104,7 +104,7 @@ class Metrics:
         *,
         step: str = "train_step",
     ) -> Results:
-        """Return the results of all workers' metrics together: states added, none counted twice.
+        """Return the results of all workers' metrics, merged: states added, the initial state once.
 
         Args:
             states: each worker's metric states.

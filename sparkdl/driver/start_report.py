@@ -114,10 +114,10 @@ def require_whole_batches(start: Start) -> None:
 
 
 def require_traced_batches(start: Start) -> None:
-    """Require a worker that trains on the batches to trace.
+    """Require a worker that trains on the first of the batches to trace.
 
     Raises:
-        ConfigError: no worker has so many batches.
+        ConfigError: no worker has that many batches.
     """
     fit = start.request.fit
     each = (start.plan.steps,) if start.plan.joint else [plan.num_batches for plan in start.plans]
@@ -170,7 +170,7 @@ def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
 
 
 def division(start: Start) -> str:
-    """Return the numbers of workers and the reason for it, of rows, and of updates per epoch."""
+    """Return the numbers of workers (with the reason), of rows, and of updates per epoch."""
     plan = start.plan
     whose = "over all workers" if plan.joint else "per worker"
     updates = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
