@@ -94,7 +94,7 @@ class Faults:
             self._found[what] = known + rows, min(first, int(keys.min()))
 
     def found(self) -> list[Fault]:
-        """Return the faults as values."""
+        """Return the faults so far, in order of part, column and kind."""
         return [
             Fault(*what, rows, (first, self.origin(first)))
             for what, (rows, first) in sorted(self._found.items())

@@ -199,6 +199,11 @@ class Plan:
         return self.turn_steps if self.steps_per_epoch is None else self.steps_per_epoch
 
     @cached_property
+    def epoch_rows(self) -> int:
+        """Number of rows that this worker trains on in an epoch, about."""
+        return round(self.rows[self.worker] * self.steps / self.turn_steps) if self.turn_steps else 0
+
+    @cached_property
     def bounds(self) -> Integers:
         """The edges of this worker's batches, as positions in a pass.
 

@@ -20,7 +20,7 @@ from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.display.choice import choose_display
 from sparkdl.driver.display.observation import ObservedDisplay, record_of
-from sparkdl.driver.display.progress import Display, Results
+from sparkdl.driver.display.progress import Display, LineDisplay, Results
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
 from sparkdl.driver.remote_server import Store
 from sparkdl.driver.request import Request
@@ -107,7 +107,6 @@ class FitRun:
         self.begun = 0.0  # the run's progress when the epoch began
         self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
         self.traffic = Traffic()
-        self.record = record_of(request, self.training, self.driver.layouts.trainable.size)
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
@@ -121,11 +120,16 @@ class FitRun:
         return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
 
     def _require_savers_on_driver(self) -> None:
-        """Require an endpoint on the driver if callbacks save weights after batches.
+        """Require an endpoint on the driver if callbacks save weights after batches, or for a trace.
 
         Raises:
             ConfigError: the endpoint is not in this process.
         """
+        if self.request.fit.profile is not None and self.request.config.placement is Placement.WORKER:
+            raise ConfigError(
+                'profile needs placement="driver", since the driver collects the trace; got '
+                'placement="worker". Leave profile out.'
+            )
         savers = self.callbacks.batches.savers
         if savers and self.request.config.placement is Placement.WORKER:
             raise ConfigError(
@@ -136,8 +140,11 @@ class FitRun:
     def execute(self) -> None:
         """Train; leave the model with the last complete merge, also after an error."""
         request = self.request
-        if self._begin() >= request.fit.epochs:
-            request.history.training = self.training
+        over = self._begin() >= request.fit.epochs
+        self.record = record_of(request, self.training, self.driver.layouts.trainable.size)
+        if over:
+            self.record.finish("finished")
+            request.history.training, request.history.run = self.training, self.record.values()
             self.callbacks.end({})
             return
         changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
@@ -212,7 +219,7 @@ class FitRun:
             if isinstance(store, Coordinator):
                 self.checkpoints.restore_store(store)
         job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
-        shown = request.config.dashboard and isinstance(store, Coordinator)
+        shown = request.config.dashboard and isinstance(store, Coordinator) and request.fit.verbose != 0
         page = Page(self.record, store.shape.run) if shown else None
         group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
         group.on_event = self.checkpoints.on_event = self.record.add_event
@@ -220,7 +227,8 @@ class FitRun:
         display = choose_display(verbose, request.fit.epochs)
         stack.callback(display.close)
         if page is not None:
-            display.note(f"Live page: {group.address}{page.link()}")
+            noting = LineDisplay(request.fit.epochs) if self.callbacks.draws else display
+            noting.note(f"Live page: {group.address}{page.link()}")
         return store, group, ObservedDisplay(display, self.record, store, self.traffic)
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
@@ -228,8 +236,7 @@ class FitRun:
         if epoch > self.request.fit.initial_epoch:
             self._begin_epoch(epoch, store)
             self._release(epoch, store)
-        rows = sum(self._rows(store))
-        display.begin(epoch, rows)
+        display.begin(epoch, _epoch_rows(store))
         self.reports.begin()
         self.begun, self.before = (store.snapshot.before or store.snapshot).progress, None
         started = time.monotonic()
@@ -250,7 +257,7 @@ class FitRun:
                 self._report_start(store, display)
                 self._release(epoch, store)
                 started = time.monotonic()
-                display.begin(epoch, sum(self._rows(store)))
+                display.begin(epoch, _epoch_rows(store))
             self._follow(epoch, store, display)
             if not self.reported:
                 display.wait(group.waiting)
@@ -275,13 +282,12 @@ class FitRun:
             if isfinite(rate) and rate != self.rate:
                 self._release(epoch, store)
         self._save_batch(store)
-        if self.record.stop_request == "now":
+        if self.record.stop_request == "now" and store.plans:
             self.request.model.stop_training = True
         if self.request.model.stop_training:
             store.end_early(epoch)
-        rows = sum(member.seen_rows for member in members if member.epoch == epoch)
         if store.plans:
-            display.update(rows, sum(self._rows(store)), self.reports.results)
+            display.update(_rows_done(store, epoch), _epoch_rows(store), self.reports.results)
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
@@ -418,4 +424,17 @@ class FitRun:
         history = self.request.history
         history.training, history.run = self.training, self.record.values()
         history.intervals = list(store.intervals)
-        self.request.history.intervals = list(store.intervals)
+
+
+def _epoch_rows(store: Store) -> int:
+    """Return the rows that all workers train on in an epoch; 0 until it is known."""
+    return sum(plan.epoch_rows for plan in store.plans)
+
+
+def _rows_done(store: Store, epoch: int) -> int:
+    """Return the rows of an epoch that are done. Asynchronous workers may be in the next epoch already."""
+    return sum(
+        member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
+        for worker, member in tuple(store.members.items())
+        if member.epoch >= epoch
+    )

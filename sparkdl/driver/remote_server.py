@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,11 +26,12 @@ from typing import Any
 from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch_plan import Plan
+from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import SparkDLError
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.group_coordinator import Summary
 from sparkdl.server.hosted_run import HostedRun, endpoint_at
-from sparkdl.server.state import EpochResult, Member, Snapshot
+from sparkdl.server.state import EpochResult, Member, RowsHeld, Snapshot
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Interval, LogEntry, Running
 
@@ -186,7 +188,8 @@ class RemoteCoordinator:
 
 def _member(fields: dict[str, Any]) -> Member:
     running = [Running(epoch, rows, bytes(metrics)) for epoch, rows, metrics in fields["running"]]
-    return Member(**fields | {"running": running})
+    held = fields["held"] and RowsHeld(fields["held"][0], Fingerprint.of(fields["held"][1]))
+    return Member(**fields | {"running": running, "held": held, "heard": time.monotonic()})  # on this clock
 
 
 Store = Coordinator | RemoteCoordinator

@@ -60,7 +60,9 @@ def serving(
     app = make_app(
         store, token, traffic, metrics_token=metrics_token(cluster.setting(TOKEN_SETTING)), page=page
     )
-    viewers = 0 if page is None else VIEWERS
+    viewers = 0
+    if page is not None:
+        page.encrypted, viewers = context is not None, VIEWERS
     with serve(app, listen, port, store.shape.num_workers, context, num_viewers=viewers) as bound:
         try:
             yield Endpoint(host, bound, token, store.shape.run, certificate)

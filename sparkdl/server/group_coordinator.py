@@ -20,12 +20,13 @@ from sparkdl.transport.exchange import Begin, Notes
 from sparkdl.transport.messages import Interval, Kind, LogEntry, Reply, Running, Sections, Update
 
 Summary = dict[str, int | dict[int, int]]  # the counts of a run, by name
-# Frequent updates whose reply is made for one worker.
+# Kinds of update that wait for room in ``Aggregation.board``: they are frequent, and each reply
+# takes memory of its own.
 BOARDING = Kind.DELTA, Kind.CENTER
 
 
 class GroupCoordinator(ABC):
-    """Coordinator of the requests that workers of every run make, from many threads, without HTTP.
+    """Coordinator of the requests common to all kinds of run. Many threads call it; no HTTP.
 
     Args:
         shape: settings of the worker group.
@@ -134,7 +135,7 @@ class GroupCoordinator(ABC):
             return True
 
     def _lose_replica(self, worker: int, member: Member) -> None:
-        """Lose a worker that restarts in rounds: its replica is gone. Refuse it if the run must end."""
+        """With rounds, count a restarted worker as lost; refuse it if the group has to restart."""
         if not self.membership.agreed or not self.aggregation.has_rounds or worker in self.absent:
             return
         self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was restarted.")
@@ -195,7 +196,7 @@ class GroupCoordinator(ABC):
         """Record the times of a worker.
 
         Args:
-            worker: its worker.
+            worker: the worker's number.
             generation: start of the worker group that it belongs to.
             attempt: the worker's attempt.
             seconds: the seconds of each of ``messages.ACTIVITIES`` so far.
@@ -217,7 +218,8 @@ class GroupCoordinator(ABC):
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
             if len(running.metrics) not in (0, self.shape.metrics):
-                raise RefusedError(413, f"{len(running.metrics)} metrics in a heartbeat of this model.")
+                size = len(running.metrics)
+                raise RefusedError(413, f"A heartbeat cannot have {size} bytes of metric states.")
             self.membership.note_running(member, running)
 
     def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:

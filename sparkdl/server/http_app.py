@@ -61,7 +61,7 @@ from sparkdl.errors import (
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.metrics import exposition
-from sparkdl.server.monitoring.page import PAGE_ENDPOINTS, Page
+from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
 from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Running, Sections, Update
 
@@ -132,7 +132,7 @@ def make_app(
 
     @app.before_request
     def check_token() -> None:
-        if flask.request.endpoint in PAGE_ENDPOINTS:  # they check a session
+        if flask.request.blueprint == PAGE:  # it checks a session
             return
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
         allowed = expected if flask.request.path == "/metrics" else expected[:1]
@@ -194,7 +194,8 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
     @app.errorhandler(500)
     def broken(error: InternalServerError) -> ResponseReturnValue:
         cause = error.original_exception or error
-        store.break_down(cause)
+        if flask.request.blueprint != PAGE:  # the page only reads, and books nothing
+            store.break_down(cause)
         return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
 

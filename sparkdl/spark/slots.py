@@ -184,5 +184,6 @@ class Slots:
             each = "executors x GPUs per executor, since workers do not share a GPU without share_gpus=True"
         return ClusterError(
             f"num_workers={wanted} needs {wanted} slots; the application has {slots} ({each}). Use "
-            f"{max(1, slots)} workers or fewer, or start more executors."
+            f"{max(1, slots)} workers or fewer, or start more executors; with a local master, use "
+            f"local[{wanted}]."
         )

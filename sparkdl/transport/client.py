@@ -252,9 +252,12 @@ class HttpExchange(Exchange):
     def finish(self, ticket: Update) -> Reply:
         """Return the reply to an update; request it again while it is not ready."""
         connection, sent = self._connection, self._sent
+        waited = merged = 0.0
         while True:
             reply = connection.patiently(partial(connection.send, ticket), connection.receive, sent=sent)
+            waited, merged = waited + reply.waited, merged + reply.merged
             if not reply.flags & Flag.AGAIN:
+                reply.waited, reply.merged = waited, merged
                 return reply
             ticket, sent = awaiting(ticket), False
 

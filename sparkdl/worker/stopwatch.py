@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -42,6 +43,7 @@ class Stopwatch:
         self._activities: list[str] = []
         self._since = 0.0
         self._intervals: deque[Interval] = deque()
+        self._lock = threading.Lock()  # two threads take the newest interval
         self._last_exchange: tuple[float, float] | None = None
 
     def time(self, activity: str) -> _Activity:
@@ -62,20 +64,23 @@ class Stopwatch:
         self.seconds["exchange"] -= wait + merge
         self.seconds["wait"] += wait
         self.seconds["merge"] += merge
-        if self._intervals and self._intervals[-1] == ("exchange", start, seconds):
-            self._intervals.pop()
-            way = (seconds - wait - merge) / 2  # there, and back
-            for activity, length in (("exchange", way), ("wait", wait), ("merge", merge), ("exchange", way)):
-                self._intervals.append(Interval(activity, start, length))
-                start += length
+        with self._lock:
+            if self._intervals and self._intervals[-1] == ("exchange", start, seconds):
+                self._intervals.pop()
+                way = (seconds - wait - merge) / 2  # there, and back
+                parts = ("exchange", way), ("wait", wait), ("merge", merge), ("exchange", way)
+                for activity, length in parts:
+                    self._intervals.append(Interval(activity, start, length))
+                    start += length
         self._last_exchange = None
 
     def take_intervals(self) -> list[Interval]:
         """Remove and return the intervals traced so far. The heartbeat's thread calls it."""
         taken: list[Interval] = []
-        kept = self._batches in self._traced  # the last interval may still be divided
-        while len(self._intervals) > kept and len(taken) < MOST_INTERVALS:
-            taken.append(self._intervals.popleft())
+        with self._lock:
+            kept = self._batches in self._traced  # the last interval may still be divided
+            while len(self._intervals) > kept and len(taken) < MOST_INTERVALS:
+                taken.append(self._intervals.popleft())
         return taken
 
     def enter(self, activity: str) -> None:

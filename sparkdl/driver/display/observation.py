@@ -60,6 +60,7 @@ class ObservedDisplay(Display):
     def wait(self, reason: str) -> None:
         """Show why no worker trains yet."""
         self.display.wait(reason)
+        self.record.wait_for_workers(reason)
 
     def begin(self, epoch: int, rows: int) -> None:
         """Begin an epoch."""

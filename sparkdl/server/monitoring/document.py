@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -57,6 +58,6 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
         "{nonce}": f' nonce="{nonce}"' if nonce else "",
         "{script}": script,
     }
-    for name, text in parts.items():
-        html = html.replace(name, text, 1)
-    return html
+    return re.sub(
+        r"\{[a-z]+\}", lambda found: parts[found[0]], html
+    )  # in one pass: a part may look like a name

@@ -75,6 +75,7 @@ function showProgress() {
   const bar = find("bar");
   if (run.state === "starting") bar.removeAttribute("value"); else bar.value = done;
   const parts = [`Epoch ${progress.epoch + 1} of ${epochs}`];
+  if (run.state === "starting" && progress.waiting) parts.push(progress.waiting);
   if (progress.total) parts.push(`${number(progress.rows)} of ${number(progress.total)} rows`);
   const speed = progress.seconds ? progress.rows / progress.seconds : 0;
   if (speed) parts.push(`${number(Math.round(speed))} rows/s`);
@@ -237,7 +238,7 @@ function take(values) {
   showEvents(added);
   showStaleness();
   showCharts();
-  find("buttons").hidden = settings.run !== undefined || isOver();
+  find("buttons").hidden = settings.run !== undefined || run.state !== "training";
   document.querySelectorAll("[data-stop]").forEach((button) => {
     button.disabled = run.stop_request === "now" || run.stop_request === button.dataset.stop;
   });

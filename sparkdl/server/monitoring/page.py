@@ -26,14 +26,13 @@ from flask.typing import ResponseReturnValue
 
 from sparkdl.errors import RefusedError
 from sparkdl.server.monitoring import document
-from sparkdl.server.monitoring.record import ENDED, Cursor, RunRecord
+from sparkdl.server.monitoring.record import ENDED, TICK_SECONDS, Cursor, RunRecord
 
 VIEWERS = 12  # maximum number of streams of events; each keeps a thread of the endpoint
 KEEPALIVE_SECONDS = 5.0  # time after which a stream without news sends a comment
 KEYS = 100  # maximum number of links that were not opened yet
-PAGE_ENDPOINTS = {
-    f"page.{name}" for name in ("show", "state", "events", "plotly", "stop", "link")
-}  # Flask's names
+PAGE = "page"  # Flask's name for the routes of the page
+BODY_BYTES = 1000  # size limit of a request's body
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data: blob:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -56,6 +55,7 @@ class Page:
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._viewers = 0
+        self.encrypted = False  # whether the endpoint uses TLS
 
     def link(self) -> str:
         """Return a relative link that opens the page once."""
@@ -66,7 +66,7 @@ class Page:
 
     def add_to(self, app: flask.Flask) -> None:
         """Add the routes of the page to the endpoint's app."""
-        routes = flask.Blueprint("page", __name__)
+        routes = flask.Blueprint(PAGE, __name__)
         routes.before_request(self._check)
         routes.get("/")(self.show)
         routes.get("/state")(self.state)
@@ -115,8 +115,11 @@ class Page:
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers["Referrer-Policy"] = "no-referrer"
         answer.headers["Cache-Control"] = "no-store"
-        secure = flask.request.scheme == "https"
-        answer.set_cookie(self.cookie, self._session, httponly=True, samesite="Strict", secure=secure)
+        secure = self.encrypted or flask.request.headers.get("X-Forwarded-Proto") == "https"
+        # Without a path the cookie is for the folder of the page, behind a proxy too.
+        answer.set_cookie(
+            self.cookie, self._session, path=None, httponly=True, samesite="Strict", secure=secure
+        )
         return answer
 
     def state(self) -> ResponseReturnValue:
@@ -154,6 +157,7 @@ class Page:
             values, cursor = self.record.changes(cursor)
             over = values["state"] in ENDED
             yield f"id: {cursor}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
+            self.record.wait_for_end(TICK_SECONDS)  # one event may follow another at once
 
     def plotly(self) -> ResponseReturnValue:
         """Return the chart library.
@@ -172,7 +176,12 @@ class Page:
         Raises:
             RefusedError: the request does not say when.
         """
-        body = flask.request.get_json(force=True, silent=True)
+        if not 0 < (flask.request.content_length or 0) <= BODY_BYTES:
+            raise RefusedError(400, f"Expected a JSON body of at most {BODY_BYTES} bytes.")
+        try:
+            body = flask.request.get_json(force=True, silent=True)
+        except RecursionError:
+            raise RefusedError(400, "The JSON is nested too deeply.") from None
         when = body.get("when") if isinstance(body, dict) else None
         if when not in ("now", "epoch"):
             raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')

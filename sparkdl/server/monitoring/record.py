@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from sparkdl.data.batch_plan import Plan
 from sparkdl.server.state import Member
 
 MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
@@ -48,6 +49,10 @@ class Run(Protocol):
     @property
     def snapshot(self) -> object:
         """The point from which the run is restored, as named in messages."""
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The plan of each worker, once all have reported their number of rows."""
 
     @property
     def staleness(self) -> Sequence[int]:
@@ -158,6 +163,15 @@ class RunRecord:
             self._epoch_began = time.monotonic()
             self._publish()
 
+    def wait_for_workers(self, reason: str) -> None:
+        """Record why no worker trains yet, at most once per second."""
+        now = time.monotonic()
+        if now - self._ticked >= TICK_SECONDS:
+            self._ticked = now
+            with self._changed:
+                self._progress["waiting"] = reason
+                self._publish()
+
     def advance(self, rows: int, total: int, results: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
         """Record the progress of the epoch, at most once per second."""
         now = time.monotonic()
@@ -175,7 +189,7 @@ class RunRecord:
     def end_epoch(self, epoch: int, rows: int, logs: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
         """Record the results of an epoch."""
         with self._changed:
-            seconds = time.monotonic() - self._epoch_began
+            seconds, self._state = time.monotonic() - self._epoch_began, "training"
             self._epochs.add({"epoch": epoch + 1, "seconds": seconds, "rows": rows, "logs": _plain(logs)})
             self._progress |= {"rows": rows, "seconds": seconds}
             self._sample(run, sizes)
@@ -205,20 +219,19 @@ class RunRecord:
         self._changed.notify_all()
 
     def _sample(self, run: Run, sizes: ByteCounts) -> None:
-        now = time.monotonic()
         self._staleness = list(run.staleness)
         counts = run.summary()
         self._counts = {name: counts[name] for name in COUNTS if counts.get(name)}
         self._progress["snapshot"] = str(run.snapshot)
-        dropped = counts.get("dropped", {})
+        dropped = {int(worker): count for worker, count in counts.get("dropped", {}).items()}
         self._workers = [
-            self._worker(worker, member, sizes.of_worker(worker), now)
+            self._worker(worker, member, sizes.of_worker(worker), run)
             | {"staleness": run.latest_staleness.get(worker), "dropped": dropped.get(worker, 0)}
             for worker, member in sorted(run.members.items())
         ]
 
-    def _worker(self, worker: int, member: Member, sizes: tuple[int, int], now: float) -> dict[str, Any]:
-        rows = member.held.rows if member.held else 0
+    def _worker(self, worker: int, member: Member, sizes: tuple[int, int], run: Run) -> dict[str, Any]:
+        rows = run.plans[worker].epoch_rows if run.plans else 0
         return {
             "worker": worker,
             "host": member.host,
@@ -230,7 +243,7 @@ class RunRecord:
             "speed": self._speed(worker, member, rows),
             "received": sizes[0],
             "sent": sizes[1],
-            "heard": round(max(0.0, now - member.heard), 1),
+            "heard": round(max(0.0, time.monotonic() - member.heard), 1),
             "retries": member.retries,
             "lost": member.lost,
             "times": member.seconds,
@@ -254,6 +267,11 @@ class RunRecord:
         """Wait until the record is newer than a version; return False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(lambda: self.version > version, seconds)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait for ``seconds``, or until the run ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state in ENDED, seconds)
 
     def changes(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
         """Return the values that are new since a cursor, for JSON, and the next cursor.

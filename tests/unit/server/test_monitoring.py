@@ -4,6 +4,7 @@ import http.client
 import json
 import sys
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ class Run:
     def __init__(self):
         self.members = {k: Member(1, f"host-{k}", 7, 0.0, held=RowsHeld(100)) for k in (0, 1)}
         self.staleness, self.latest_staleness, self.snapshot = [3, 1], {0: 1}, "the beginning"
+        self.plans = [SimpleNamespace(epoch_rows=100)] * 2
 
     def summary(self):
         return {"exchanges": 4, "retries": 0, "dropped": {1: 2}}
@@ -128,8 +130,13 @@ def page(kept):
 
 
 @pytest.fixture
-def port(page):
-    app = make_app(begun(store_of("asynchronous", workers=2, metrics=1)), "secret", Traffic(), page=page)
+def store():
+    return begun(store_of("asynchronous", workers=2, metrics=1))
+
+
+@pytest.fixture
+def port(store, page):
+    app = make_app(store, "secret", Traffic(), page=page)
     with serve(app, "127.0.0.1", 0, 1, num_viewers=VIEWERS) as port:
         yield port
         page.record.finish("finished")
@@ -293,6 +300,42 @@ def test_a_report_holds_no_markup_of_its_values(kept):
 
     assert "alert(1)" in html
     assert "<script>alert(1)" not in html
+
+
+def test_text_that_looks_like_a_part_of_the_page_stays_text(kept):
+    """A model whose name is that of a part of the document does not break a report."""
+    kept.about["model"] = "{script} {nonce}"
+    settings = document.report(kept.values()).split('id="settings">')[1].split("</script>")[0]
+
+    assert "{script} {nonce}" == json.loads(settings)["run"]["about"]["model"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 900, b"x" * 5000, b""], ids=["deep", "long", "empty"])
+def test_a_bad_request_to_the_page_does_not_end_the_run(store, port, page, body):
+    """A request that the page cannot read is refused, and the run goes on."""
+    cookie, csrf = opened(port, page)
+
+    assert 400 == ask(port, "/stop", "POST", body, Cookie=cookie, X_CSRF_Token=csrf)[0]
+    assert store.failure is None
+
+
+def test_an_error_of_the_page_does_not_end_the_run(store, port, page, monkeypatch):
+    """Whatever the page raises, the run goes on."""
+    cookie, _ = opened(port, page)
+    monkeypatch.setattr(document, "live", lambda **options: 1 / 0)
+
+    assert 500 == ask(port, "/", Cookie=cookie)[0]
+    assert store.failure is None
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_cookie_is_sent_to_the_page_only(port, page, encrypted):
+    """The cookie is for the page's folder, and with TLS never sent without it."""
+    page.encrypted = encrypted
+    _, headers, _ = ask(port, f"/{page.link()}")
+
+    assert "Path" not in headers["Set-Cookie"]
+    assert encrypted == ("Secure" in headers["Set-Cookie"])
 
 
 def test_an_endpoint_without_a_page(served_without_page):
