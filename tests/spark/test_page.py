@@ -92,7 +92,7 @@ def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
         address, port, key = re.search(r"http://(\S+):(\d+)/(\?key=\S+)", "".join(printed)).groups()
         with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
             browser.get(f"http://{address}:{relay.port}/{key}")
-            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 1, 60)
+            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
 
             relay.cut()
             slow.may_end.set()
