@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 NAME = r"(?<![\w./-])sparkdl\.([A-Za-z_]\w*)"
 LOGGERS = {"workers"}  # without a module of that name
 LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
-NOT_RUN = 7  # blocks that need another library, or a real cluster
+NOT_RUN = 8  # blocks that need another library, or a real cluster, or end the program
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 
 
