@@ -117,7 +117,7 @@ lint: .venv/.made-dev ## ruff: rules and layout; import-linter: layers; sizes an
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/lint-imports --no-cache
-	.venv/bin/python tools/check_style.py sparkdl
+	.venv/bin/python tools/check_style.py sparkdl --docstrings tests benchmarks examples tools docs
 
 types: .venv/.made-dev ## mypy, strict
 	.venv/bin/python -m mypy

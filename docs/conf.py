@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages."""
+"""The Sphinx configuration of these pages."""
 
 import os
 import re

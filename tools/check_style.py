@@ -5,9 +5,10 @@ line names a thing or gives an order: one that starts with "What" or "Return whe
 attributes of other packages are named in a few files only, so that a new version of such a package is checked
 against these.
 
-    python tools/check_style.py sparkdl
+    python tools/check_style.py sparkdl --docstrings tests tools
 """
 
+import argparse
 import ast
 import re
 import sys
@@ -53,8 +54,6 @@ def problems(path: Path) -> Iterator[str]:
     if lines > FILE:
         yield f"{path}: {lines} lines; a file has at most {FILE}"
     for node in ast.walk(tree):
-        if _docstring(node) and HEADLESS.match(first := ast.get_docstring(node).splitlines()[0]):
-            yield f"{path}:{getattr(node, 'lineno', 1)}: name the thing, or give an order: {first}"
         where = f"{path}:{getattr(node, 'lineno', 1)}"
         if isinstance(node, ast.ClassDef) and (lines := lines_of(node, docstrings=not facade)) > CLASS:
             yield f"{where}: class {node.name} has {lines} lines; a class has at most {CLASS}"
@@ -64,6 +63,13 @@ def problems(path: Path) -> Iterator[str]:
             called = ast.unparse(node.func)
             if called.rpartition(".")[2] not in EXEMPT:
                 yield f"{where}: {called} is called with {len(node.args)} positional arguments; name them"
+
+
+def first_lines(path: Path) -> Iterator[str]:
+    """Yield each docstring of a file whose first line names no thing and gives no order, in words."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if _docstring(node) and HEADLESS.match(first := ast.get_docstring(node).splitlines()[0]):
+            yield f"{path}:{getattr(node, 'lineno', 1)}: name the thing, or give an order: {first}"
 
 
 def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -109,13 +115,24 @@ def foreign(paths: list[Path]) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: keras.src is private; import it in keras_internals.py only"
 
 
-def main(folders: list[str]) -> int:
+def main() -> int:
     """Print each problem; return 1 if there are any."""
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="*", help="folders of the package")
+    parser.add_argument("--docstrings", nargs="*", default=[], help="folders of which only docstrings count")
+    options = parser.parse_args()
+    paths = files_in(options.folders)
     found = [problem for path in paths for problem in problems(path)] + list(foreign(paths))
+    paths += files_in(options.docstrings)
+    found += [problem for path in paths for problem in first_lines(path)]
     print("\n".join(found) or f"{len(paths)} files keep the rules.")
     return int(bool(found))
 
 
+def files_in(folders: list[str]) -> list[Path]:
+    """Return the Python files in some folders."""
+    return sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

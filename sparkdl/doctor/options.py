@@ -15,8 +15,8 @@ class Options:
     """The options of the doctor.
 
     Attributes:
-        master: the URL of the master, or of a Spark Connect server (``sc://``); None: the one that Spark is
-            configured for, or else this machine.
+        master: the URL of the master, or of a Spark Connect server (``sc://``). None: the master in Spark's
+            configuration; without one, this machine.
         num_workers: the number of workers.
         settings: settings of Spark, each as KEY=VALUE.
         timeout: the seconds to wait for Spark to start, and then for its executors and their first tasks.

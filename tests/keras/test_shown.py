@@ -1,4 +1,4 @@
-"""What a user sees after a fit: the texts of History and SparkModel, and plots."""
+"""The summaries of History and SparkModel, and the plots of a fit."""
 
 import copy
 import io

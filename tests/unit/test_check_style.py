@@ -60,3 +60,22 @@ OWN = [
 def test_private_parts_of_this_package_are_not_refused(text, found):
     """Private attributes of the package's own classes and methods of named tuples are not refused."""
     assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("What a window does to a replica.", True),
+        ("Return whether a worker is lost.", True),
+        ("Where it runs.", True),
+        ("Strategies for one window of local training.", False),
+        ("Return True if a worker is lost.", False),
+        ("Exclude an idle worker from the staleness bound, wherever it is.", False),
+    ],
+)
+def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, refused):
+    """A docstring whose first line begins with a word such as "what" or "whether" is refused."""
+    module = tmp_path / "module.py"
+    module.write_text(f'"""{line}"""\n')
+
+    assert refused == bool(list(check_style.first_lines(module)))

@@ -127,7 +127,7 @@ def installed(tmp_path):
 
 
 def distribute(folder, name, files):
-    """Write what pip knows of a distribution."""
+    """Write the metadata with which pip records an installed distribution."""
     info = folder / f"{name.replace('-', '_')}-0.2.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.2.2\n")
@@ -135,7 +135,7 @@ def distribute(folder, name, files):
 
 
 def name_in(folder):
-    """Return what the check of the name prints for the package in a folder."""
+    """Run the doctor's check of the package's name on a folder; return its finding as text."""
     code = "from sparkdl.doctor import installation; print(installation.name())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -204,7 +204,7 @@ def test_bad_arguments_are_refused(capsys, arguments, message):
 
 
 def test_options_of_spark_belong_to_spark_submit(capsys, monkeypatch):
-    """Where spark-submit has started Spark, a master or a setting comes too late and is refused."""
+    """A master or a setting is refused if spark-submit has already started Spark."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
 
     with pytest.raises(SystemExit):

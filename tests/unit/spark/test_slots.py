@@ -85,7 +85,7 @@ def test_more_workers_than_slots_are_refused():
     ],
 )
 def test_the_reason_of_a_wait_is_found_from_the_tasks(stages, others, running, reason):
-    """What workers wait for follows from the stages of their job, other jobs and the running tasks."""
+    """The reason for a wait follows from the stages of the job, the other jobs and the running tasks."""
     found = wait_of(stages, others, running)
 
     assert reason == found.reason
