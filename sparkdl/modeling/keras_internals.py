@@ -143,7 +143,8 @@ def compiled_part(model: keras.Model, part: str) -> Any:
 
 def set_compiled_part(model: keras.Model, part: str, value: Any) -> None:
     """Replace the object that ``compile`` made from its argument "loss" or "metrics"."""
-    setattr(model, f"_compile_{part}", value)  # Keras 3.5 to 3.15
+    # Keras 3.5 to 3.15. An assignment would also add it to the metrics of the layer.
+    vars(model)[f"_compile_{part}"] = value
 
 
 def given_to_compile(thing: Any) -> dict[str, Any] | None:
@@ -152,6 +153,14 @@ def given_to_compile(thing: Any) -> dict[str, Any] | None:
         return None
     # Keras 3.5 to 3.15
     return {name: value for name, value in vars(thing).items() if name.startswith("_user")}
+
+
+def arguments_of_metrics(thing: Any) -> tuple[Any, ...] | None:
+    """Return the constructor arguments of the object for the metrics of ``compile``; None for any other."""
+    if not isinstance(thing, CompileMetrics):
+        return None
+    # Keras 3.5 to 3.15
+    return thing._user_metrics, thing._user_weighted_metrics, thing.name, thing.output_names
 
 
 def public_name(name: str) -> str:

@@ -92,6 +92,8 @@ def reduced(thing: Any, pickler: Any) -> Any:
         rate = keras_internals.learning_rate(thing)
         rate = float(rate) if isinstance(rate, Variable) else rate
         return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
+    if (arguments := keras_internals.arguments_of_metrics(thing)) is not None:
+        return type(thing), arguments
     if isinstance(thing, keras.metrics.Metric):
         state = keras_internals.metric_attributes(thing)
         return _metric, (type(thing),), state, None, None, keras_internals.set_metric_attributes

@@ -242,6 +242,16 @@ def changed(change, **settings):
     return model
 
 
+def compiled_again(*, fitted, first, **settings):
+    """Return a model that was compiled, perhaps trained, and compiled again; Keras keeps what is left out."""
+    model = net()
+    model.compile("sgd", **first)
+    if fitted:
+        model.fit(X, Y, verbose=0)
+    model.compile("sgd", **settings)
+    return model
+
+
 def weights_of(**settings):
     return lambda model: [setattr(model.layers[0].kernel, key, value) for key, value in settings.items()]
 
@@ -271,6 +281,17 @@ CASES = {
     "a callable loss": lambda: net(Callable(3.0)),
     "a method as a loss": lambda: net(Callable(3.0).method),
     "a closure as a loss": lambda: net(closure()),
+    **{
+        f"{part} of an earlier compile{', fitted' * fitted}": functools.partial(
+            compiled_again, fitted=fitted, first=first, **settings
+        )
+        for fitted in (False, True)
+        for part, first, settings in [
+            ("metrics", {"loss": "mse", "metrics": ["mae", Within(2.0)]}, {"loss": "mse"}),
+            ("weighted metrics", {"loss": "mse", "weighted_metrics": [Within(2.0)]}, {"loss": "mse"}),
+            ("the loss", {"loss": Asymmetric(5.0)}, {"metrics": ["mae"]}),
+        ]
+    },
     "a metric": lambda: net(metrics=[Within(2.0)]),
     "a metric without a default": lambda: net(metrics=[WithinWanted(2.0)]),
     "a wrapped metric": lambda: net(
@@ -334,6 +355,8 @@ def test_a_worker_computes_what_the_live_model_computes(case):
     assert spec.key == again
     for ours, theirs in zip(step(model), step(worker), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+    layouts = [keras_variables.layout_of(keras_variables.metric_variables(each)) for each in (model, worker)]
+    assert layouts[0] == layouts[1]
 
 
 @pytest.mark.one_case
