@@ -113,6 +113,7 @@ class FolderPolicy(CheckpointPolicy):
     ) -> None:
         super().__init__(request)
         self.checkpoints, self.driver, self.rule, self.training = checkpoints, driver, rule, training
+        training["checkpoints_failed"] = 0
         self.settings = _settings_of(request, driver, rule, training["batch_size"])
         config, fit = request.config, request.fit
         others = {

@@ -278,6 +278,7 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
     )
 
     assert history.history == first.history
+    assert 0 == history.training["checkpoints_failed"]
     for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
