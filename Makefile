@@ -65,7 +65,7 @@ help: ## show this list
 demo: .venv/.made ## train on separate executor processes and compare with plain Keras
 	@$(call spark,.venv) .venv/bin/python examples/demo.py
 
-# -- tests: `make test ARGS="-k merging -x"` passes arguments on to pytest -----------------------
+# -- tests: `make test ARGS="-k coordinator -x"` passes arguments on to pytest -----------------------
 
 # Two at a time: those of one kind of Spark cluster in one process, the others by their files.
 abreast = -n 2 --dist loadgroup
@@ -140,11 +140,11 @@ notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
 # -- an environment that travels with a job: see docs/how-to/spark-submit.md ----------------------
 
 # venv-pack refuses an editable install, and executors get pyspark from Spark itself.
-build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py' -o -name '*.json')
+build/packed/environment.tar.gz: .venv/.made-dev $(shell find sparkdl -name '*.py' -o -name '*.json' -o -name 'page.*')
 	rm -rf build/packed build/lib build/bdist.*
 	mkdir -p build/packed
 	.venv/bin/python -m venv build/packed/environment
-	build/packed/environment/bin/python $(PIP_INSTALL) '.[tensorflow-cpu]'
+	build/packed/environment/bin/python $(PIP_INSTALL) 'pandas<3' '.[tensorflow-cpu]'
 	.venv/bin/venv-pack --prefix build/packed/environment --compress-level 1 --output $@ --quiet
 
 .PHONY: packed packed-job
@@ -174,6 +174,8 @@ dist-check: dist ## install the wheel into an empty environment and run the scri
 	build/dist-check/environment/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[spark,tensorflow-cpu]"
 	@JAVA_HOME="$$(.venv/bin/python tools/find_java.py)" && export JAVA_HOME && cd build/dist-check/empty && \
 		env -u PYTHONPATH -u PYSPARK_PYTHON ../environment/bin/python $(CURDIR)/tests/pages.py README.md
+	@cd build/dist-check/empty && ../environment/bin/python -c \
+		'from sparkdl.server.monitoring import document; document.live(csrf="", nonce="")'
 	@echo "The script of the README runs with $$(echo dist/*.whl)."
 
 .PHONY: clean

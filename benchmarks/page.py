@@ -120,7 +120,7 @@ def measure(mode: str, turns: int) -> tuple[list[float], list[float], list[int]]
     events = []
     for turn in range(turns + 1):
         for dashboard in (False, True) if turn % 2 else (True, False):
-            spark_model = SparkModel(model, mode=mode, num_workers=WORKERS, merge=None, dashboard=dashboard)
+            spark_model = SparkModel(model, mode=mode, num_workers=WORKERS, dashboard=dashboard)
             with contextlib.redirect_stdout(Link()) as link:
                 history = spark_model.fit(x, y, batch_size=batch, epochs=EPOCHS, verbose=2)
             if turn:  # the first one warms up

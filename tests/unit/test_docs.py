@@ -30,6 +30,15 @@ def _is_module(name: str) -> bool:
     return importlib.util.find_spec(f"sparkdl.{name}") is not None
 
 
+def test_each_output_follows_its_block():
+    """Each block of output on a page is compared with what the block above it prints."""
+    for name in pages.names():
+        shown = (ROOT / name).read_text().count("\n```output\n")
+        compared = sum(block["output"] is not None for block in pages.blocks(name))
+
+        assert (name, shown) == (name, compared)
+
+
 def test_links_resolve():
     """Every relative link of a page leads to a file of the repository, and to a heading in it."""
     links = [(page, link) for page in PAGES for link in LINK.findall(_prose(page))]
