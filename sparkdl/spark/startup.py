@@ -35,27 +35,30 @@ def filtered() -> Iterator[None]:
         yield
         return
     source, target = os.pipe()
-    threading.Thread(target=_relay, args=(source,), name="sparkdl-stderr", daemon=True).start()
+    threading.Thread(target=_relay, args=(source, kept), name="sparkdl-stderr", daemon=True).start()
     os.dup2(target, 2)
     os.close(target)
     try:
         yield
     finally:
         os.dup2(kept, 2)
-        os.close(kept)
 
 
-def _relay(source: int) -> None:
+def _relay(source: int, kept: int) -> None:
+    """Write the lines that come out of a pipe to this process's own standard error, until the pipe ends."""
     with os.fdopen(source, "rb") as lines:
         for line in lines:
             if not NOISE.match(line):
-                _write(line)
+                _write(line, kept)
+    os.close(kept)
 
 
-def _write(line: bytes) -> None:
+def _write(line: bytes, kept: int) -> None:
     stream = sys.stderr
     with suppress(OSError, ValueError):  # the stream may be closed
         if stream is None or stream is sys.__stderr__:
-            os.write(2, line)  # not through the stream, whose lock a daemon thread may hold at the exit
+            # Not to 2, which is the pipe itself during the start, and not through the stream, whose lock a
+            # daemon thread may hold at the exit.
+            os.write(kept, line)
         else:
             stream.write(line.decode(errors="replace"))

@@ -39,6 +39,20 @@ def test_only_the_known_lines_are_left_out(replaced, capfd, monkeypatch, eventua
     assert OTHER == shown[-1]
 
 
+def test_many_lines_arrive_once_and_in_order(capfd, monkeypatch, eventually):
+    """A process that writes more than a pipe holds, and is waited for, neither hangs nor repeats itself."""
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    lines = [f"line {number} of Spark, with some text behind it\n" for number in range(5000)]
+    write = "import sys; [sys.stderr.write(line) for line in sys.argv[1].splitlines(True)]"
+    with startup.filtered():
+        subprocess.run([sys.executable, "-c", write, "".join(lines)[:100_000]], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", write, "the end\n"], check=True, timeout=60)
+    shown = []
+
+    assert eventually(lambda: shown.append(capfd.readouterr().err) or "the end" in "".join(shown))
+    assert "".join(lines)[:100_000] + "the end\n" == "".join(shown)
+
+
 def test_the_standard_error_is_restored(capfd):
     """After the start, this process writes to its own standard error, also if the start failed."""
     with pytest.raises(LookupError), startup.filtered():
