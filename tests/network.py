@@ -86,7 +86,7 @@ class Network:
         """Return a command that runs ``command`` on a worker's host."""
         return ["ip", "netns", "exec", self.workers[worker], *command]
 
-    def snapshot(self, worker, host):
+    def cut(self, worker, host):
         """Take a link down on one host; the other host is not notified and its packets are lost."""
         call("ip", "-n", host, "link", "set", f"link{worker}", "down")
 

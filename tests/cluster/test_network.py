@@ -26,7 +26,7 @@ def test_a_fit_outlasts_a_cut_link(tmp_path, mode, seconds):
         fit(cluster.url, mode) as process,
     ):
         assert "EPOCH" in process.stdout.readline()
-        network.snapshot(0, network.driver)
+        network.cut(0, network.driver)
         time.sleep(seconds)
         network.mend(0, network.driver)
         out = process.communicate(timeout=300)[0]

@@ -750,7 +750,7 @@ def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_ep
     with pytest.raises(LostError):
         train(model, x, y, loop=Lost, recovery=1, stores=stores, **options)
     stores[0].request_snapshot()
-    snapshot = stores[0].noted
+    snapshot = stores[0].newest_snapshot
     train(model, x, y, loop=Begins, snapshot=snapshot, **options)
 
     behind = {snapshot.ledger.get(worker, -1) + 1 - steps for worker, steps in began.items()}

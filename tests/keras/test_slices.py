@@ -312,7 +312,7 @@ def test_a_replica_that_comes_back_takes_up_slices():
 
 
 @pytest.mark.whole
-def test_a_run_goes_on_from_a_cut_with_slices():
+def test_a_run_goes_on_from_a_snapshot_with_slices():
     """A run resumed from an epoch's snapshot equals an undisturbed run."""
     snapshots = []
     whole, resumed = (recommender(keras.optimizers.Adam(0.01)) for _ in range(2))

@@ -66,7 +66,7 @@ class StatefulReplica(ABC):
         """Return tensors as one flat float32 tensor. None stands for zeros."""
 
     @abstractmethod
-    def snapshot(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
+    def split(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
         """Return each variable's part of a flat tensor, in its shape and dtype."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class StatefulReplica(ABC):
 
     def gradients(self, given: Any) -> list[Any]:
         """Return each trainable variable's gradient from the result of ``given``."""
-        return self.snapshot(given, self._trainable)
+        return self.split(given, self._trainable)
 
     def difference(self, vectors: Sequence[Any], since: Any) -> Any:
         """Return vectors as one flat tensor, minus ``since`` if it is given."""
@@ -131,7 +131,7 @@ class StatefulReplica(ABC):
 
     def _set(self, flat: Any, variables: list[Any]) -> None:
         if flat is not None:
-            for variable, part in zip(variables, self.snapshot(flat, variables), strict=True):
+            for variable, part in zip(variables, self.split(flat, variables), strict=True):
                 variable.assign(part)
 
     # The methods that the loop calls, on arrays.

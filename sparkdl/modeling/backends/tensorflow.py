@@ -166,7 +166,7 @@ class TensorFlowReplica(StatefulReplica):
             return super().gradients(given)
         rest, lookups = given
         pairs = list(zip(self._trainable, lookups, strict=True))
-        dense = iter(self.snapshot(rest, [variable for variable, lookup in pairs if lookup is None]))
+        dense = iter(self.split(rest, [variable for variable, lookup in pairs if lookup is None]))
         return [next(dense) if lookup is None else _slices(variable, *lookup) for variable, lookup in pairs]
 
     def pack(self, parts: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
@@ -178,7 +178,7 @@ class TensorFlowReplica(StatefulReplica):
         )
         return tf.concat([tf.cast(tf.reshape(part, [-1]), tf.float32) for part in dense], axis=0)
 
-    def snapshot(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
+    def split(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
         """Return each variable's part of a flat tensor, in its shape and dtype."""
         if not variables:
             return []

@@ -52,7 +52,7 @@ class TorchReplica(StatefulReplica):
     def _joined(self) -> Any:
         """Make the trainable variables parts of one tensor, and return it."""
         flat = self.pack(self._trainable, self._shapes[: len(self._trainable)])
-        for variable, part in zip(self._trainable, self.snapshot(flat, self._trainable), strict=True):
+        for variable, part in zip(self._trainable, self.split(flat, self._trainable), strict=True):
             self._value(variable).data = part
         return flat
 
@@ -129,7 +129,7 @@ class TorchReplica(StatefulReplica):
             ]
             return torch.cat([part.reshape(-1).to(torch.float32) for part in dense])
 
-    def snapshot(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
+    def split(self, flat: Any, variables: Sequence[Any]) -> list[Any]:
         """Return each variable's part of a flat tensor, in its shape and dtype."""
         values = [self._value(variable) for variable in variables]
         parts = torch.split(flat, [value.numel() for value in values])
@@ -145,7 +145,7 @@ class TorchReplica(StatefulReplica):
                 if variables is self._trainable and self._flat is not None:
                     self._flat.copy_(flat)
                     return
-                for variable, part in zip(variables, self.snapshot(flat, variables), strict=True):
+                for variable, part in zip(variables, self.split(flat, variables), strict=True):
                     self._value(variable).copy_(part)
 
     def _value(self, part: Any) -> Any:

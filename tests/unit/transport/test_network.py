@@ -106,7 +106,7 @@ def test_a_worker_that_is_cut_off_goes_on(begin, network, setting, end, seconds)
     run = begin(setting)
     host = network.driver if end == "driver" else network.workers[0]
     assert run.drive(lambda: run.counted(0) > UPDATES // 4)
-    network.snapshot(0, host)
+    network.cut(0, host)
     run.drive(after(seconds))
     assert run.counted(0) < UPDATES
     network.mend(0, host)
@@ -137,9 +137,9 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
 
     with serve(make_app(store, "secret", Traffic()), ADDRESS, 0, 1) as port:
         job = Job(ADDRESS, port, 0, Kind.DELTA, 5)
-        network.snapshot(0, away)
+        network.cut(0, away)
         replies, rescued = together(lambda: worker(job), rescuer)
-        network.snapshot(0, away)
+        network.cut(0, away)
         monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.1)
         (error,) = together(lambda: worker(job))
         store.close()
@@ -190,7 +190,7 @@ def test_an_update_that_is_cut_off_in_its_middle_is_sent_again(begin, network, m
         network.slow(worker, "500kbit")
     run = begin(setting, updates=1, size=40_000)
     assert run.drive(lambda: network.received(0) > 40_000)  # of 160 KB
-    network.snapshot(0, network.driver)
+    network.cut(0, network.driver)
     run.drive(after(2))
     network.mend(0, network.driver)
     run.end()
