@@ -157,9 +157,8 @@ class FolderPolicy(CheckpointPolicy):
         saved, request = self.resumed, self.request
         if saved is None:
             return None
-        self.driver.load(
-            saved.snapshot.before or saved.snapshot, saved.rows
-        )  # the state at the start of the epoch
+        # the state at the start of the epoch
+        self.driver.load(saved.snapshot.before or saved.snapshot, saved.rows)
         rates = saved.description.learning_rate, self.description.learning_rate
         if rates[0] == rates[1] or isnan(rates[1]):
             optimizers.set_learning_rate(request.model, saved.learning_rate)
@@ -241,8 +240,8 @@ class FolderPolicy(CheckpointPolicy):
             description=self.description,
         )
         value = None if logs is None else logs.get(self.checkpoints.config.monitor)
-        self.checkpoints.save(saved, value, wait=logs is not None)
-        self.on_event(f"Checkpoint of {snapshot}.", "info")
+        if self.checkpoints.save(saved, value, wait=logs is not None):
+            self.on_event(f"Checkpoint of {snapshot}.", "info")
 
 
 def checkpoint_policy(

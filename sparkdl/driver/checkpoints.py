@@ -301,8 +301,10 @@ class Checkpoints:
             return self._noted or time.monotonic() >= self._time + self.config.seconds
         return ends
 
-    def save(self, saved: Saved, value: object = None, *, wait: bool) -> None:
-        """Hand a checkpoint over to the thread that writes it, unless another run uses the folder.
+    def save(self, saved: Saved, value: object = None, *, wait: bool) -> bool:
+        """Hand a checkpoint over to the thread that writes it; return False if it is skipped or fails.
+
+        It is skipped if another run uses the folder.
 
         Args:
             saved: the content of the checkpoint.
@@ -310,16 +312,19 @@ class Checkpoints:
             wait: whether to wait if an earlier checkpoint is still queued; otherwise this one is skipped.
         """
         if self._problem is not None or (self._queue.full() and not wait):
-            return
+            return False
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
             self._thread.start()
         rank = float(value) if isinstance(value, int | float) and isfinite(value) else None
         try:
             self._queue.put((packing.parts(saved.values()), rank))
+            queued = True
         except (TypeError, ValueError, RecursionError) as error:  # from values that a callback added to logs
             self._fail(error)
+            queued = False
         self.start_from(saved.snapshot)
+        return queued
 
     def _fail(self, error: Exception) -> None:
         self.failed += 1

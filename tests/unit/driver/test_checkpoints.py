@@ -36,7 +36,7 @@ DESCRIPTION = Description(
 )
 
 
-def cut_at(version, epoch=0):
+def snapshot_at(version, epoch=0):
     return Snapshot(epoch, VECTOR + version, VECTOR, version, 1.5, states={0: b"state"}, metrics={1: b"m"})
 
 
@@ -62,7 +62,7 @@ def open_(folder, *, fresh=False, **settings):
 
 def save(checkpoints, *versions, values=(), run="this"):
     for version, value in zip(versions, values or [None] * len(versions), strict=True):
-        checkpoints.save(saved(cut_at(version), run), value, wait=True)
+        checkpoints.save(saved(snapshot_at(version), run), value, wait=True)
     checkpoints.close()
 
 
@@ -101,6 +101,19 @@ def test_a_checkpoint_is_what_was_saved(tmp_path):
         np.testing.assert_array_equal(getattr(snapshot, name), getattr(found, name), strict=True)
     for name in ("epoch", "version", "progress", "states", "place", "metrics", "losses", "ledger", "reports"):
         assert getattr(snapshot, name) == getattr(found, name)
+
+
+def test_a_checkpoint_with_the_names_of_an_earlier_version_is_read():
+    """The values of a checkpoint may have the names that versions before 0.1.0 gave to them."""
+    reports = {2: EpochReports(metrics={0: b"m"}, states={0: b"s"}, rows=3, first_losses={0: 0.5})}
+    whole = saved(replace(snapshot_at(7, epoch=2), reports=reports))
+    values = packing.unpack(packing.pack(whole.values()))
+    older = {"cut": values.pop("snapshot"), **values}
+    older["cut"] = {"books": older["cut"].pop("reports"), **older["cut"]}
+    found = Saved.of(older)
+
+    assert (7, reports) == (found.snapshot.version, found.snapshot.reports)
+    assert whole.held == found.held
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -145,7 +158,7 @@ def test_what_is_torn_is_named_and_the_one_before_it_used(tmp_path, caplog, how)
 @pytest.mark.parametrize("value", [None, 3, "text", [1], {"a": 1}])
 def test_a_checkpoint_with_a_value_of_another_kind_is_used_or_refused_by_name(tmp_path, value):
     """A checkpoint with a value of another type, from another writer, is used or raises ConfigError."""
-    whole = saved(cut_at(1)).values()
+    whole = saved(snapshot_at(1)).values()
     changed = [whole | {name: value} for name in whole]
     changed += [
         whole | {part: whole[part] | {name: value}}
@@ -257,7 +270,7 @@ def test_results_that_no_checkpoint_holds_end_no_training(tmp_path, caplog, kind
     checkpoints = open_(tmp_path)
 
     checkpoints.save(
-        replace(saved(cut_at(1)), history={"loss": 1j if kind == "complex" else value}), wait=True
+        replace(saved(snapshot_at(1)), history={"loss": 1j if kind == "complex" else value}), wait=True
     )
     checkpoints.close()
 
@@ -396,12 +409,12 @@ def test_when_checkpoints_are_due(tmp_path):
     timed = open_(tmp_path, every=timedelta(microseconds=1))
     slow = open_(tmp_path, every=timedelta(hours=1))
     for checkpoints in (ends, counted, timed, slow):
-        checkpoints.start_from(start := cut_at(3))
+        checkpoints.start_from(start := snapshot_at(3))
         assert not checkpoints.is_due(start, ends=True)
 
-    snapshot = cut_at(12)
+    snapshot = snapshot_at(12)
     assert [True, False] == [ends.is_due(snapshot, ends=end) for end in (True, False)]
-    assert [False, True] == [counted.is_due(each, ends=False) for each in (snapshot, cut_at(13))]
+    assert [False, True] == [counted.is_due(each, ends=False) for each in (snapshot, snapshot_at(13))]
     assert [True, False] == [timed.asks(), timed.asks()]
     assert timed.is_due(snapshot, ends=False)
     assert not slow.asks()
