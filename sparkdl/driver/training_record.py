@@ -24,15 +24,24 @@ COUNTS = {  # shown if they are not 0
 class TrainingRecord(dict[str, Any]):
     """The counts and timings of a run by name: a dict that prints as a summary."""
 
-    def rows_per_second(self) -> list[float]:
-        """Return the training rows per second of each epoch."""
-        pairs = zip(self.get("epoch_rows", []), self.get("epoch_seconds", []), strict=False)
-        return [rows / max(1e-9, seconds) for rows, seconds in pairs]
+    def timings(self, epochs: Sequence[int]) -> list[tuple[int, float, float]]:
+        """Return the epoch, its seconds, and its rows per second, for each epoch with a timing.
+
+        The first epochs may have none, in a run that resumed an older checkpoint.
+
+        Args:
+            epochs: the epochs of a History, which lacks one that ended with an error.
+        """
+        rows, seconds = self.get("epoch_rows", []), self.get("epoch_seconds", [])
+        untimed = len(seconds) - len(rows)
+        timed = zip(epochs[untimed:], seconds[untimed:], rows, strict=False)
+        return [(epoch, second, count / max(1e-9, second)) for epoch, second, count in timed]
 
     def summary(self) -> dict[str, str]:
         """Return the values of the summary by title, without counts that are 0."""
         rows, seconds = self.get("worker_rows", []), self.get("epoch_seconds", [])
-        speeds, scale = self.rows_per_second(), self.get("learning_rate_scale", 1.0)
+        speeds = [speed for _, _, speed in self.timings(range(len(seconds)))]
+        scale = self.get("learning_rate_scale", 1.0)
         shown = {
             "workers": f"{self.get('workers', 0):,}",
             "rows": f"{self.get('rows', 0):,}",

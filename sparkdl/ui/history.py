@@ -51,11 +51,11 @@ class History(keras.callbacks.History):  # type: ignore[misc]
             path: a local path; a file that is there is replaced.
 
         Raises:
-            ConfigError: there was no fit.
+            ConfigError: this History belongs to no fit.
             OSError: the file cannot be written.
         """
         if not self.run:
-            raise ConfigError("report needs the History of a fit; this one belongs to none. Call fit first.")
+            raise ConfigError("report needs the History of a fit; this one has no fit. Call fit first.")
         Path(path).write_text(document.report(self.run), "utf-8")
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -100,10 +100,11 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         for name in self.history:
             for epoch, value in points(self, name):
                 logs[places[epoch]][name] = value
-        seconds, speeds = self.training.get("epoch_seconds", []), self.training.rows_per_second()
-        timed = [(f"{second:.1f}", f"{speed:,.0f}") for second, speed in zip(seconds, speeds, strict=False)]
-        timed = [("", "")] * (len(logs) - len(timed)) + timed[: len(logs)]
-        rows = [(str(epoch + 1), *pair) for epoch, pair in zip(self.epoch, timed, strict=True)]
+        timed = {
+            epoch: (f"{second:.1f}", f"{speed:,.0f}")
+            for epoch, second, speed in self.training.timings(self.epoch)
+        }
+        rows = [(str(epoch + 1), *timed.get(epoch, ("", ""))) for epoch in self.epoch]
         return f"<div>{table(rows, logs)}{curves(logs)}{self.training._repr_html_()}</div>"
 
 

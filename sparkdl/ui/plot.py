@@ -27,16 +27,16 @@ def plot(history: Any) -> Figure:
         A matplotlib.figure.Figure with one plot below the other.
 
     Raises:
-        DataError: the History has no epochs, or is none.
+        DataError: the argument is not a History with at least one epoch.
         ModuleNotFoundError: Matplotlib is not installed.
     """
     curves = scalars(history) if hasattr(history, "history") and hasattr(history, "epoch") else {}
     if not curves:
         raise DataError(f"plot needs the History of a fit with at least one epoch; got {history!r}.")
-    speeds = getattr(history, "training", None) and history.training.rows_per_second()
+    timed = history.training.timings(history.epoch) if hasattr(history, "training") else []
     names = [name for name in curves if name[:4] != "val_" or name[4:] not in curves]
     names.sort(key=lambda name: name != "loss")
-    count = len(names) + bool(speeds)
+    count = len(names) + bool(timed)
     figure = _figure((WIDTH, HEIGHT * count))
     axes = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
     for axis, name in zip(axes, names, strict=False):
@@ -46,9 +46,8 @@ def plot(history: Any) -> Figure:
                 axis.plot([epoch + 1 for epoch in epochs], values, marker=".", label=shown)
         axis.set_ylabel(name)
         axis.legend()
-    if speeds:
-        timed = [epoch + 1 for epoch in history.epoch][-len(speeds) :]
-        axes[-1].bar(timed, speeds[-len(timed) :], color="tab:gray")
+    if timed:
+        axes[-1].bar([epoch + 1 for epoch, _, _ in timed], [speed for _, _, speed in timed], color="tab:gray")
         axes[-1].set_ylabel("rows/s")
     axes[-1].set_xlabel("epoch")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
@@ -60,7 +59,7 @@ def _figure(size: tuple[float, float]) -> Figure:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "sparkdl.plot needs matplotlib. Install it: pip install 'sparkdl-keras[plot]'", name="matplotlib"
+            "sparkdl.plot needs matplotlib. Install it: pip install 'sparkdl-keras[plot]'.", name="matplotlib"
         ) from error
 
     class ShownFigure(Figure):

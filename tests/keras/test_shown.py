@@ -150,6 +150,24 @@ def test_a_plot_of_keras_s_own_history(model):
     assert ["loss"] == [axis.get_ylabel() for axis in figure.axes]
 
 
+@pytest.mark.parametrize(
+    ("rows", "seconds", "epochs", "expected"),
+    [
+        ([10, 20], [1.0, 2.0], [0, 1], [(0, 1.0, 10.0), (1, 2.0, 10.0)]),
+        ([10, 20], [1.0, 2.0], [0], [(0, 1.0, 10.0)]),
+        ([20], [1.0, 2.0], [0, 1], [(1, 2.0, 10.0)]),
+        ([], [1.0], [0], []),
+        ([], [], [0], []),
+    ],
+    ids=["all", "an epoch that ended with an error", "resumed from an older version", "older", "none"],
+)
+def test_timings_belong_to_their_epochs(rows, seconds, epochs, expected):
+    """Each epoch of a History has its own timing, also if some epochs have none or a timing has no epoch."""
+    record = TrainingRecord({"epoch_rows": rows, "epoch_seconds": seconds})
+
+    assert expected == record.timings(epochs)
+
+
 @pytest.mark.parametrize("given", [History(), None, {"loss": [1.0]}])
 def test_a_plot_without_epochs_is_refused(given):
     """Anything but a History with epochs is refused."""
