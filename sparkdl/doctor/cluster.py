@@ -26,6 +26,7 @@ from sparkdl.doctor.installation import LEAST_SPACE
 from sparkdl.doctor.options import Options
 from sparkdl.doctor.probe import ProbeTask
 from sparkdl.doctor.report import Finding
+from sparkdl.driver.training_record import counted
 from sparkdl.driver.worker_group import serving
 from sparkdl.errors import ClusterError
 from sparkdl.modeling import keras_settings
@@ -189,11 +190,16 @@ class Cluster:
         if cluster.remote:
             frame = cluster.session.range(0, count, 1, count)
             rows = jobs.run(
-                jobs.run_frame(frame, stage, "data binary", barrier=barrier), cluster, of_rows=False
+                jobs.run_frame(frame, stage, "data binary", barrier=barrier),
+                cluster,
+                of_rows=False,
+                description="sparkdl: doctor",
             )
             return [json.loads(bytes(row.data)) for row in rows]
         rdd = cluster.context.parallelize(range(count), count)
-        found: list[Any] = jobs.run(jobs.run_rdd(rdd, stage, barrier=barrier), cluster, of_rows=False)
+        found: list[Any] = jobs.run(
+            jobs.run_rdd(rdd, stage, barrier=barrier), cluster, of_rows=False, description="sparkdl: doctor"
+        )
         return [json.loads(each) for each in found]
 
     def fit(self) -> Finding:
@@ -217,9 +223,9 @@ class Cluster:
         else:
             model.fit(x, y, **options)
         distance = _distance(trained.get_weights(), plain.get_weights(), start)
-        workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
         text = (
-            f"{workers} in {time.monotonic() - begun:.0f} s; weights differ from those of keras.Model.fit by "
+            f"{counted(self.num_workers, 'worker')} in {time.monotonic() - begun:.0f} s; weights differ from "
+            "those of keras.Model.fit by "
             f"{distance:.0e} of their change"
         )
         if not distance <= LARGEST:

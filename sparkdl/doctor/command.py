@@ -24,7 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with quiet() as (terminal, log):
             report = Report(terminal)
             report.line(f"sparkdl {__version__}")
-            examine(options, report, log)
+            try:
+                examine(options, report, log)
+            except KeyboardInterrupt:
+                log.unlink()
+                raise
             end(report, log)
     except KeyboardInterrupt:
         return 130

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import sparkdl
 from sparkdl.doctor.report import Finding
 
 if TYPE_CHECKING:
@@ -98,14 +99,14 @@ def _install(extra: str) -> str:
 
 def name() -> Finding:
     """Check that no other distribution has a package called sparkdl; ``sparkdl`` itself refuses a mixture."""
-    package = Path(str(importlib.import_module("sparkdl").__file__)).parent
+    package = Path(sparkdl.__file__).parent
     others = sorted(set(metadata.packages_distributions().get("sparkdl", ())) - {DISTRIBUTION})
     if others:
         shown = " and ".join(f"{each} {version_of(each)}" for each in others)
         return Finding(
             "warning", f"{shown} is installed too, elsewhere. Run pip uninstall {' '.join(others)}."
         )
-    return Finding("ok", f"{importlib.import_module('sparkdl').__version__} ({package})")
+    return Finding("ok", f"{sparkdl.__version__} ({package})")
 
 
 def keras() -> Finding:

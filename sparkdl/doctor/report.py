@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, SparkDLError):
         return str(error).split("\n")[0]
+    traceback.print_exception(error)  # into the log, which is this process's standard error now
     return f"{reason_of(error).rstrip('.')}. Look for the cause in the log below."
 
 

@@ -61,9 +61,8 @@ def test_a_healthy_machine_passes():
 def test_executor_processes_pass():
     """With executors in processes of their own all checks pass, and settings are passed on to Spark."""
     status, found, _ = doctor("--master", "local-cluster[2,1,1024]", "--conf", "spark.sparkdl.tls=true")
-    shutil.rmtree(
-        Path(pyspark.__file__).parent / "work", ignore_errors=True
-    )  # whatever Spark is configured for
+    # local-cluster writes there, whatever Spark is configured for.
+    shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
 
     assert 0 == status, found
     assert found["Endpoint"][1].endswith(" with TLS")

@@ -17,6 +17,18 @@ from sparkdl.doctor.options import parse
 PACKAGE = Path(sparkdl.__file__).parent
 
 
+def test_the_doctor_knows_the_supported_versions():
+    """The Python and Java versions of the doctor are those that the metadata and the docs state."""
+    root = PACKAGE.parent
+    metadata, page = (root / "setup.cfg").read_text(), (root / "docs/reference/versions.md").read_text()
+    oldest, newest = (".".join(map(str, version)) for version in installation.PYTHONS)
+
+    assert f"python_requires = >={oldest}\n" in metadata
+    assert f"Programming Language :: Python :: {newest}\n" in metadata
+    assert metadata.count("Programming Language :: Python :: 3.") == 1 + int(newest[2:]) - int(oldest[2:])
+    assert f"| Python | {oldest} | {newest} |" in page
+
+
 def run(*arguments, **environment):
     """Run ``python -m sparkdl`` with no Java; return its exit status, and its output by line."""
     environment = {**os.environ, "PATH": "/nowhere", "JAVA_HOME": "", **environment}
