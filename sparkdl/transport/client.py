@@ -339,6 +339,9 @@ class Loop(Protocol):
     def intervals(self) -> list[Interval]:
         """Return the intervals of traced batches that were not returned before."""
 
+    def num_intervals(self) -> int:
+        """Return the number of these intervals."""
+
     def stop(self) -> None:
         """Stop soon."""
 
@@ -356,6 +359,7 @@ class Heartbeat:
         self._loop: Loop | None = None
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
+        self._intervals: list[Interval] = []  # taken from the loop and not delivered yet
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
         self._ahead, self._shortest = 0.0, inf  # of the endpoint's clock, from the shortest round trip
 
@@ -378,21 +382,28 @@ class Heartbeat:
         while not self._done.wait(BEAT_SECONDS):
             if not self._beat():
                 return
-        left = len(self._log.records) + 1
-        while len(self._log.records) < left:
-            left = len(self._log.records)
-            if not self._beat() or not self._log.records:
+        left = self._left() + 1
+        while self._left() < left:
+            left = self._left()
+            if not self._beat() or not self._left():
                 return
+
+    def _left(self) -> int:
+        """Return the number of log records and intervals to deliver."""
+        return (
+            len(self._log.records) + len(self._intervals) + (self._loop.num_intervals() if self._loop else 0)
+        )
 
     def _beat(self) -> bool:
         """Send a heartbeat; return True if more may follow.
 
-        Log records arrive at least once: if a heartbeat gets no response, its records are sent again.
+        Log records and intervals arrive at least once: they are sent again if a heartbeat gets no response.
         """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
         log = self._log.take()
-        intervals = self._loop.intervals() if self._loop else []
+        if self._loop and not self._intervals:
+            self._intervals = self._loop.intervals()
         began = time.perf_counter()
         try:
             _, answer = self._connection.call(
@@ -404,7 +415,9 @@ class Heartbeat:
                 log=log,
                 running=_plain(running),
                 seconds=self._loop.seconds() if self._loop else [],
-                intervals=[(ACTIVITIES.index(each.activity), each.start, each.seconds) for each in intervals],
+                intervals=[
+                    (ACTIVITIES.index(each.activity), each.start, each.seconds) for each in self._intervals
+                ],
                 ahead=self._ahead,
             )
         except TransportError:
@@ -413,6 +426,7 @@ class Heartbeat:
         except RefusedError as error:
             # An old attempt, or a run that is over: the loop learns this at its next exchange.
             return error.status not in (409, 410)
+        self._intervals = []
         self._set_clock(began, time.perf_counter(), answer["clock"])
         if answer["stop"] and self._loop:
             self._loop.stop()

@@ -82,7 +82,7 @@ class Flag(IntFlag, boundary=STRICT):
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
     NOT_FINITE = 16  # reply: the update contained NaN or Inf, and was not merged
-    SEND_STATE = 32  # reply: the worker must send its state (kind CUT) before its next update
+    SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
 

@@ -171,6 +171,10 @@ class Loop:
         """Return the intervals of traced batches that were not returned before."""
         return self.watch.take_intervals()
 
+    def num_intervals(self) -> int:
+        """Return the number of these intervals."""
+        return self.watch.num_intervals
+
     def stop(self) -> None:
         """Stop after the current batch. In rounds, the replies decide when to stop."""
         self.stopped = self.stopped or not self.settings.rounds
@@ -190,8 +194,8 @@ class Loop:
             for span in spans:
                 if self.stopped:
                     break
-                batch = gathered.pop() if gathered else self._gather(span)
                 self.watch.begin_batch()
+                batch = gathered.pop() if gathered else self._gather(span)
                 self.strategy.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
                 if self.asked and self.seen_rows:
@@ -208,24 +212,24 @@ class Loop:
         """Return the seconds of all exchanges so far, including the time that the endpoint waited."""
         return sum(self.watch.seconds[activity] for activity in ("exchange", "wait", "merge"))
 
-    def _judge_exchanges(self, waited: float, seconds: float) -> None:
+    def _judge_exchanges(self, exchanging: float, seconds: float) -> None:
         """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0.
 
         Args:
-            waited: the seconds of the epoch's exchanges.
+            exchanging: the seconds of the epoch's exchanges.
             seconds: the seconds of the epoch.
         """
         # Other workers may still be starting in the first epoch.
         first = self.epoch == self.plan.first_epoch < self.settings.epochs - 1
         if self.worker or self.judged or self.plan.windows == 1 or first:
             return
-        if waited < max(LONG_SECONDS, seconds / 2):
+        if exchanging < max(LONG_SECONDS, seconds / 2):
             return
         fewer = 16 if self.plan.window == 1 else "epoch"
         logger.warning(
             "Exchanging updates and waiting for other workers took %.0f of the %.0f s of epoch %d. "
             "frequency=%r exchanges less often, at the cost of some accuracy per epoch.",
-            waited,
+            exchanging,
             seconds,
             self.epoch + 1,
             fewer,
@@ -386,14 +390,14 @@ class Loop:
         """Resume from the last snapshot; return True if it was made in the middle of an epoch."""
         reply = self._ask(Update(kind=Kind.RESTORE, base_version=self.strategy.version))
         layouts = Layouts.of(self.replica.model)
-        snapshot = layouts.optimizer.nbytes
-        end = snapshot + layouts.generators.nbytes
+        middle = layouts.optimizer.nbytes
+        end = middle + layouts.generators.nbytes
         self.strategy.load(reply, reply.state[end:])
         model = self.replica.model
-        if len(reply.state) >= snapshot:
-            write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:snapshot]))
+        if len(reply.state) >= middle:
+            write(optimizers.variables(model), layouts.optimizer.from_bytes(reply.state[:middle]))
         if len(reply.state) >= end:  # a worker that was lost at the snapshot reported no state
-            write(generators(model), layouts.generators.from_bytes(reply.state[snapshot:end]))
+            write(generators(model), layouts.generators.from_bytes(reply.state[middle:end]))
         if reply.metrics:
             self._restore_metrics(reply.metrics)
         self._obey(reply)

@@ -8,7 +8,7 @@ from collections import deque
 
 from sparkdl.transport.messages import ACTIVITIES, Interval, Reply
 
-MOST_INTERVALS = 500  # maximum number of intervals in one heartbeat
+INTERVALS_PER_BEAT = 500  # maximum number of intervals in one heartbeat
 
 
 class _Activity:
@@ -74,12 +74,17 @@ class Stopwatch:
                     start += length
         self._last_exchange = None
 
+    @property
+    def num_intervals(self) -> int:
+        """Number of intervals that were not taken yet."""
+        return len(self._intervals)
+
     def take_intervals(self) -> list[Interval]:
         """Remove and return the intervals traced so far. The heartbeat's thread calls it."""
         taken: list[Interval] = []
         with self._lock:
             kept = self._batches in self._traced  # the last interval may still be divided
-            while len(self._intervals) > kept and len(taken) < MOST_INTERVALS:
+            while len(self._intervals) > kept and len(taken) < INTERVALS_PER_BEAT:
                 taken.append(self._intervals.popleft())
         return taken
 

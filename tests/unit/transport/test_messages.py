@@ -49,6 +49,8 @@ replies = st.builds(
     version=longs,
     progress=numbers,
     learning_rate=numbers,
+    waited=numbers,
+    merged=numbers,
     offset=longs,
     **sections,
 )
@@ -174,10 +176,12 @@ def test_the_bytes_of_an_update_are_these():
 
 def test_the_bytes_of_a_reply_are_these():
     """The bytes of a reply are fixed, so that the format does not change unnoticed."""
-    reply = Reply(Answer.MEAN, Flag.STOP, version=3, round=7, progress=1.5, learning_rate=0.5)
+    reply = Reply(
+        Answer.MEAN, Flag.STOP, version=3, round=7, progress=1.5, learning_rate=0.5, waited=0.25, merged=0.125
+    )
     expected = (
         "53444c52 0100 0200 ffffffffffffffff 0300000000000000 0700000000000000 000000000000f83f"
-        "000000000000e03f" + "00" * 56
+        "000000000000e03f 000000000000d03f 000000000000c03f" + "00" * 40
     )
 
     assert bytes.fromhex(expected) == messages.encode_reply(reply)
