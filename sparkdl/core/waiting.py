@@ -1,4 +1,4 @@
-"""A condition that knows how long each thread waits, so that waiting can be told from work."""
+"""A condition variable that measures how long each thread waits, to separate waiting from work."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class Plan:
 
     @cached_property
     def epoch_rows(self) -> int:
-        """Number of rows that this worker trains on in an epoch, about."""
+        """Approximate number of rows that this worker trains on in an epoch."""
         return round(self.rows[self.worker] * self.steps / self.turn_steps) if self.turn_steps else 0
 
     @cached_property

@@ -393,7 +393,7 @@ class Coordinator(GroupCoordinator):
             self.snapshots.replace(parameters, statistics)
 
     def request_snapshot(self, *, ends: bool = False) -> None:
-        """Make a snapshot, which ``noted`` returns: at once without rounds, else between two rounds.
+        """Make a snapshot, the ``newest_snapshot``: at once without rounds, else between two rounds.
 
         Without rounds, the snapshot holds each worker's last reported state. Each worker then reports its
         state again for the next snapshot.
@@ -419,9 +419,8 @@ class Coordinator(GroupCoordinator):
             if self.schedule.short == epoch:
                 return
             self.schedule.short = epoch
-            self.schedule.ending = (
-                not self.aggregation.has_rounds
-            )  # in rounds, set when the open round closes
+            # In rounds it is set when the open round closes.
+            self.schedule.ending = not self.aggregation.has_rounds
             self.changed.notify_all()
 
     def _restart(self) -> None:

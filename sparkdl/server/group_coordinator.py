@@ -26,7 +26,7 @@ BOARDING = Kind.DELTA, Kind.CENTER
 
 
 class GroupCoordinator(ABC):
-    """Coordinator of the requests common to all kinds of run. Many threads call it; no HTTP.
+    """Coordinator of the requests common to all kinds of run. Many threads call it. It knows nothing of HTTP.
 
     Args:
         shape: settings of the worker group.
@@ -70,7 +70,7 @@ class GroupCoordinator(ABC):
 
     @property
     def staleness(self) -> Sequence[int]:
-        """The number of merged updates by their staleness; the last number is for all larger ones."""
+        """The number of merged updates by their staleness; the last one includes all larger ones."""
         return self.aggregation.staleness
 
     @property

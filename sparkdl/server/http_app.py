@@ -21,12 +21,13 @@ also use:
 * ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
-Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 404 unknown
-path, 405 wrong method, 408 incomplete request (may be sent again), 409 old generation or attempt,
-410 the run is over, 411 no length, 413 wrong size, 422 layout of another model or other rows, 500
-the endpoint failed, 501 or 503 no metrics. The token is checked before the body is read, and the
-header of an update before its sections. The connection of a refused request is closed, so that the
-rest of its body is never read. Request data is never unpickled, and no path is resolved on the disk.
+Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 403 not from the
+live page, 404 unknown path, 405 wrong method, 408 incomplete request (may be sent again), 409 old
+generation or attempt, 410 the run is over, 411 no length, 413 wrong size, 422 layout of another model
+or other rows, 500 the endpoint failed, 501 no metrics, 503 too many viewers. The token is checked before
+the body is read, and the header of an update before its sections. The connection of a refused request is
+closed, so that the rest of its body is never read. Request data is never unpickled, and no path is
+resolved on the disk.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
     @app.errorhandler(500)
     def broken(error: InternalServerError) -> ResponseReturnValue:
         cause = error.original_exception or error
-        if flask.request.blueprint != PAGE:  # the page only reads, and books nothing
+        if flask.request.path.startswith("/v1/"):  # the page and the metrics only observe the run
             store.break_down(cause)
         return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
@@ -244,6 +245,8 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
             _check(entry, {"name": str, "level": int, "message": str})
         seconds, intervals = _seconds(body.pop("seconds")), list(map(_interval, body.pop("intervals")))
         ahead = body.pop("ahead")
+        if not isfinite(ahead):
+            raise RefusedError(400, "Expected ahead to be a finite number.")
         running = _running(body.pop("running"))
         if running is not None:
             store.note_running(body["worker"], body["generation"], body["attempt"], running)

@@ -49,7 +49,9 @@ class Membership:
             raise RefusedError(400, f"Unknown worker {worker}: the run has {self.shape.num_workers} workers.")
         known = self.members.get(worker)
         if known is not None and known.attempt > attempt:
-            raise RefusedError(409, f"Attempt {known.attempt} of worker {worker} joined before {attempt}.")
+            raise RefusedError(
+                409, f"Attempt {known.attempt} of worker {worker} is newer than attempt {attempt}."
+            )
         return known if known is not None and known.attempt < attempt else None
 
     def is_at_work(self, member: Member) -> bool:

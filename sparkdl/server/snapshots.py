@@ -154,7 +154,7 @@ class Snapshots(ABC):
         """Open the first round after the snapshot, if there are rounds."""
 
     def end_round(self) -> Flag:
-        """Return ``Flag.CUT`` if the workers should report their state after the round that closes."""
+        """Return ``Flag.SEND_STATE`` if the workers should report their state after the round that closes."""
         return Flag.NONE
 
     def end_update(self, reports: Reports) -> None:
@@ -199,7 +199,7 @@ class RoundSnapshots(Snapshots):
         self.wanted = self.aggregation.whole = bool(self.schedule.plans)
 
     def end_round(self) -> Flag:
-        """Return ``Flag.CUT`` if the workers should report their state after the round that closes."""
+        """Return ``Flag.SEND_STATE`` if the workers should report their state after the round that closes."""
         due = self._is_due(self.aggregation.round)
         self.wanted = self.wanted and not due
         self._gather(EpochReports() if due else None, self.aggregation.round + 1)
@@ -297,7 +297,7 @@ class UpdateSnapshots(Snapshots):
         )
 
     def end_update(self, reports: Reports) -> None:
-        """Make a snapshot if the number of merged updates is a multiple of one of ``cuts``."""
+        """Make a snapshot if the number of merged updates is a multiple of one of ``snapshot_intervals``."""
         if any(not self.aggregation.version % every for every in self.shape.snapshot_intervals):
             self.request(reports)
 

@@ -45,6 +45,8 @@ class Aggregation(ABC):
         merged_late: number of late updates merged.
         late: number of late updates in the open round, which are merged when it closes.
         attempts: current attempt of each worker, where known.
+        staleness: number of merged updates by staleness, if updates are merged one at a time.
+        latest_staleness: staleness of each worker's last merged update.
         broken: True if counting an update failed half-way. Nothing is merged until ``restore``.
         lock: guards all of the state. The coordinator that owns the center also waits on it.
     """

@@ -14,5 +14,5 @@ LEAST_KEPT = 4
 STRAGGLERS = 3
 # Number of elements of a hogwild center that one lock guards.
 STRIPE = 1 << 16
-# Staleness above which updates are no longer counted separately.
+# Updates of this staleness or more are counted together.
 MOST_STALE = 32

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from sparkdl.transport.messages import ACTIVITIES
+
 WITHOUT_CHARTS = "For charts, install plotly on the driver: pip install 'sparkdl-keras[dashboard]'."
 
 
@@ -50,7 +52,7 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
     names = ("page.html", "page.css", "page.js")
     html, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
     # "<" would end the element that holds the settings
-    values = json.dumps(settings).replace("<", "\\u003c")
+    values = json.dumps({**settings, "activities": ACTIVITIES}).replace("<", "\\u003c")
     parts = {
         "{style}": style,
         "{library}": library,
@@ -58,6 +60,5 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
         "{nonce}": f' nonce="{nonce}"' if nonce else "",
         "{script}": script,
     }
-    return re.sub(
-        r"\{[a-z]+\}", lambda found: parts[found[0]], html
-    )  # in one pass: a part may look like a name
+    # In one pass: a part may look like the name of another.
+    return re.sub(r"\{[a-z]+\}", lambda found: parts[found[0]], html)

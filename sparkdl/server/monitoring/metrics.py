@@ -52,7 +52,8 @@ def metrics_token(path: str) -> str:
         token = Path(path).read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{TOKEN_SETTING} should be a file with a token, on the driver; got {path!r}: {reason_of(error)}."
+            f"{TOKEN_SETTING} should be the path of a file on the driver that holds a token; got {path!r}: "
+            f"{reason_of(error)}."
         ) from error
     if len(token) < TOKEN_LENGTH or not token.isprintable() or " " in token:
         raise ConfigError(
@@ -70,7 +71,7 @@ def exposition(store: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes,
         traffic: the counts of its requests.
 
     Raises:
-        RefusedError: prometheus_client is not installed, or failed: a scrape never ends the run.
+        RefusedError: prometheus_client is not installed.
     """
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -78,12 +79,9 @@ def exposition(store: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes,
         raise RefusedError(
             501, 'Metrics need prometheus_client: run pip install "sparkdl-keras[metrics]" on this machine.'
         ) from None
-    try:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(store, traffic))
-        return generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST}
-    except Exception as error:  # otherwise the endpoint would end the run
-        raise RefusedError(503, f"The metrics could not be made: {reason_of(error)}.") from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(store, traffic))
+    return generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST}
 
 
 class _Collector:
@@ -109,12 +107,11 @@ class _Collector:
 def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
-    aggregation = store.aggregation
     counts = {
-        **store.counters,
+        **store.summary(),
         **traffic,
-        "late_merged": aggregation.merged_late,
-        "late_dropped": aggregation.dropped.total(),
+        # Without the late updates of the open round, which will be merged: a counter never falls.
+        "late_dropped": store.aggregation.dropped.total(),
         "restarts": store.generation - 1,
     }
     for name, (metric, text) in COUNTERS.items():
@@ -155,7 +152,7 @@ def _progress(store: Coordinator) -> Iterator[Metric]:
     epoch = max(store.snapshot.epoch, min((member.epoch for member in store.members.values()), default=0))
     yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
     yield GaugeMetricFamily("sparkdl_epochs", "The epoch at which training ends.", store.shape.epochs)
-    rows = sum(store.plans[0].rows) if store.plans else 0
+    rows = sum(plan.epoch_rows for plan in store.plans)
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
     yield CounterMetricFamily(
         "sparkdl_merges", "Rounds or updates that were merged.", store.aggregation.version

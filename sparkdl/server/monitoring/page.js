@@ -1,9 +1,9 @@
 "use strict";
 const settings = JSON.parse(document.getElementById("settings").textContent);
-const run = { about: {}, epochs: [], points: [], events: [] };
+const run = { about: {}, epochs: [], points: [] };
 const find = (id) => document.getElementById(id);
 const COLORS = ["#1f77b4", "#d55e00", "#2a9d4e", "#9467bd", "#c2a000", "#8c564b"];
-const TIMES = ["data", "compute", "exchange", "wait", "merge"];
+const TIMES = settings.activities;
 const STATES = {
   starting: "Starting", training: "Training", finished: "Finished", stopped: "Stopped", failed: "Failed",
 };
@@ -226,12 +226,12 @@ function showStaleness() {
 }
 
 function take(values) {
-  for (const name of ["epochs", "points", "events"]) {
+  for (const name of ["epochs", "points"]) {
     run[name] = values.whole ? values[name] : run[name].concat(values[name]);
   }
   if (values.whole) find("events").replaceChildren();
   const added = values.events;
-  Object.assign(run, { ...values, epochs: run.epochs, points: run.points, events: run.events.slice(-300) });
+  Object.assign(run, { ...values, epochs: run.epochs, points: run.points });
   showProgress();
   showEpochs();
   showWorkers();

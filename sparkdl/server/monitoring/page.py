@@ -186,8 +186,8 @@ class Page:
         if when not in ("now", "epoch"):
             raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')
         self.record.stop_request = when
-        sooner = "now" if when == "now" else "after this epoch"
-        self.record.add_event(f"A viewer of the live page asked training to stop {sooner}.", "info")
+        end = "now" if when == "now" else "after this epoch"
+        self.record.add_event(f"A viewer of the live page requested that training stop {end}.", "info")
         return {}
 
     def new_link(self) -> ResponseReturnValue:

@@ -1,8 +1,8 @@
 """The record of a run for observers: progress, results, workers and events, of bounded size.
 
-The driver's thread writes the record, and the threads of the live page read it. A reader gets all values
-once, and then only what is new since its *cursor*. The table of the workers is computed once per second,
-regardless of the number of readers.
+The driver's thread writes the record. The threads of the live page read it, and record requests to stop.
+A reader gets all values once, and then only what is new since its *cursor*. The table of the workers is
+computed once per second, regardless of the number of readers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sparkdl.server.state import Member
 MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
 MOST_EVENTS = 300  # maximum number of events that are kept
 TICK_SECONDS = 1.0  # time between two samples of the workers
+# The counts of a summary that the page shows, if they are not 0.
 COUNTS = (
     "exchanges",
     "retries",
@@ -31,7 +32,7 @@ COUNTS = (
     "not_finite",
     "lost",
     "returned",
-)  # of a summary
+)
 SMOOTHING = 0.5  # weight of the newest sample in a worker's speed
 
 State = Literal["starting", "training", "finished", "stopped", "failed"]
@@ -56,7 +57,7 @@ class Run(Protocol):
 
     @property
     def staleness(self) -> Sequence[int]:
-        """The number of merged updates by their staleness; the last number is for all larger ones."""
+        """The number of merged updates by their staleness; the last one includes all larger ones."""
 
     def summary(self) -> Mapping[str, Any]:
         """Return counts of the run, and the number of dropped updates by worker."""
@@ -235,7 +236,6 @@ class RunRecord:
         return {
             "worker": worker,
             "host": member.host,
-            "process": member.pid,
             "device": ", ".join(member.notes.get("gpus", ())) or "CPU",
             "rows": rows,
             "epoch": member.epoch + 1,
@@ -295,7 +295,7 @@ class RunRecord:
                 "reason": self._reason,
                 "stop_request": self.stop_request,
                 "seconds": round(time.monotonic() - self._began, 1),
-                "progress": self._progress,
+                "progress": dict(self._progress),  # it is encoded after the lock is released
                 "workers": self._workers,
                 "staleness": self._staleness,
                 "counts": self._counts,

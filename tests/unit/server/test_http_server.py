@@ -400,6 +400,7 @@ REQUESTS = {
     "a log without a name": ("POST", "/v1/heartbeat", beat({"level": 20, "message": "m"}), 400),
     "metric states of another model": ("POST", "/v1/heartbeat", beat(running=[0, 5, "bWV0cg=="]), 413),
     "seconds of something else": ("POST", "/v1/heartbeat", beat(seconds=[1.0, 2.0]), 400),
+    "a clock that is no number": ("POST", "/v1/heartbeat", beat(ahead=float("nan")), 400),
     "an interval of no activity": ("POST", "/v1/heartbeat", beat(intervals=[[9, 0.0, 1.0]]), 400),
     "an interval without a start": ("POST", "/v1/heartbeat", beat(intervals=[[1, None, 1.0]]), 400),
     "metric states in no base64": ("POST", "/v1/heartbeat", beat(running=[0, 5, "m"]), 400),

@@ -131,12 +131,12 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch):
 
 
 def test_a_scrape_that_fails_does_not_end_the_run(monkeypatch):
-    """An error in the metrics is the scrape's own: status 503 with its reason, and no failure of the run."""
+    """An error in the metrics is the scrape's own: status 500 with its reason, and no failure of the run."""
     store = begun(store_of())
     monkeypatch.setattr("prometheus_client.generate_latest", lambda registry: 1 / 0)
     answer = get(store)
 
-    assert (503, None) == (answer.status_code, store.failure)
+    assert (500, None) == (answer.status_code, store.failure)
     assert "division by zero" in answer.json["error"]
 
 
@@ -155,7 +155,7 @@ def test_the_token_is_read_from_a_file(tmp_path):
         (b"short", "at least 16 characters without spaces; .* has 5 characters. Make one with"),
         (b"two words and a few more", "without spaces"),
         (b"line\nsecond line, for length", "without spaces"),
-        ("gehörnt und lang genug".encode(), "a file with a token, on the driver"),
+        ("gehörnt und lang genug".encode(), "the path of a file on the driver"),
     ],
 )
 def test_a_bad_token_file_is_refused(tmp_path, content, message):
