@@ -120,16 +120,11 @@ class FitRun:
         return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
 
     def _require_savers_on_driver(self) -> None:
-        """Require an endpoint on the driver if callbacks save weights after batches, or for a trace.
+        """Require an endpoint on the driver if callbacks save weights after batches.
 
         Raises:
             ConfigError: the endpoint is not in this process.
         """
-        if self.request.fit.profile is not None and self.request.config.placement is Placement.WORKER:
-            raise ConfigError(
-                'profile needs placement="driver", since the driver collects the trace; got '
-                'placement="worker". Leave profile out.'
-            )
         savers = self.callbacks.batches.savers
         if savers and self.request.config.placement is Placement.WORKER:
             raise ConfigError(
@@ -272,8 +267,7 @@ class FitRun:
         members = list(store.members.values())
         running = [each for member in members for each in member.running if each.epoch == epoch]
         hooks = self.callbacks.batches
-        wanted = store.plans and (display.live or hooks.listening or hooks.savers)
-        if wanted and self.reports.take(running):
+        if store.plans and self.reports.take(running):
             plan = store.plans[0]
             done = min(plan.steps - 1, self.reports.rows * plan.turn_steps // sum(plan.rows))
             hooks.reach(done, self.reports.results)

@@ -181,6 +181,19 @@ class UserModel:
         return metrics_of(self.model, row, *steps, builder=self.builder, custom_objects=self.custom_objects)
 
 
+def _require_traceable(fit: FitConfig, config: TrainConfig) -> None:
+    """Require an endpoint on the driver for a trace.
+
+    Raises:
+        ConfigError: the endpoint is in worker 0.
+    """
+    if fit.profile is not None and config.placement is Placement.WORKER:
+        raise ConfigError(
+            'profile needs placement="driver", since the driver collects the trace; got placement="worker". '
+            "Leave profile out."
+        )
+
+
 def build_request(user: UserModel, arguments: FitArguments, history: History, stack: Cleanup) -> Request:
     """Check the arguments of a fit, look at the first rows, and return the request of the fit.
 
@@ -207,6 +220,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
     )
     batch_size = fixed if arguments.batch_size is None else arguments.batch_size
     fit = arguments.settings(batch_size)
+    _require_traceable(fit, config)
     callbacks = check_callbacks(arguments.callbacks)
     source, validation = arguments.training_rows(model), arguments.validation_rows(model)
     fit = _settle_steps(fit, source, validation, batch_size)

@@ -15,8 +15,8 @@ from sparkdl import History, SparkModel
 from sparkdl.errors import ConfigError
 from sparkdl.transport.messages import ACTIVITIES
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
-WIDTHS = {"wide": 1280, "narrow": 390}
+pytestmark = pytest.mark.spark
+WIDTHS = 1280, 390
 
 
 class Slow(keras.callbacks.Callback):
@@ -102,7 +102,7 @@ def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
             assert eventually(lambda: texts(browser, "#workers tbody tr") != moving, 60)
             assert 2 == len(moving)
             assert all(texts(browser, f"#chart-{name} svg") for name in ("loss", "staleness"))
-            for width in WIDTHS.values():
+            for width in WIDTHS:
                 for scheme in ("light", "dark"):
                     browser.set_window_size(width, 1000)
                     browser.execute_cdp_cmd(
@@ -180,6 +180,12 @@ def test_a_profile_that_is_no_range_is_refused(problem, profile):
     """A profile that is not a range of batches raises ConfigError before a job starts."""
     with pytest.raises(ConfigError, match="profile should be the first and the last batch"):
         SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, profile=profile)
+
+
+def test_a_profile_needs_an_endpoint_on_the_driver(problem):
+    """A profile with an endpoint in worker 0, whose trace does not reach the driver, is refused."""
+    with pytest.raises(ConfigError, match="profile needs placement"):
+        SparkModel(problem.model(), placement="worker").fit(problem.x, problem.y, profile=(1, 2))
 
 
 def test_a_profile_after_the_last_batch_is_refused(spark, problem):

@@ -28,8 +28,6 @@ class HtmlDisplay(Display):
         epochs: number of epochs.
     """
 
-    live = True
-
     def __init__(self, epochs: int) -> None:
         super().__init__(epochs)
         self.notes: list[str] = []

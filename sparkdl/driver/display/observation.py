@@ -47,8 +47,6 @@ class ObservedDisplay(Display):
         traffic: the counts of requests to the endpoint.
     """
 
-    live = True
-
     def __init__(self, display: Display, record: RunRecord, store: Store, traffic: Traffic) -> None:
         super().__init__(display.epochs)
         self.display, self.record, self.store, self.traffic = display, record, store, traffic

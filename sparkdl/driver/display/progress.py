@@ -19,8 +19,6 @@ class Display:
         epochs: number of epochs.
     """
 
-    live = False  # True if the display shows results while an epoch runs
-
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
         self.started = time.monotonic()

@@ -25,8 +25,6 @@ class BarDisplay(Display):
         console: the console to write to.
     """
 
-    live = True
-
     def __init__(self, epochs: int, console: Console) -> None:
         super().__init__(epochs)
         columns = (
