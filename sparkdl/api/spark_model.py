@@ -511,12 +511,13 @@ class SparkModel:
 
         Args:
             path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
-            overwrite: whether existing files may be replaced.
+            overwrite: whether an existing model file may be replaced. The ".json" file beside it is always
+                replaced.
 
         Raises:
             ConfigError: the path does not end with ".keras", or ``merge`` is a rule of your own or
                 has an optimizer of Keras.
-            FileExistsError: the file exists, and ``overwrite`` is False.
+            FileExistsError: the model file exists, and ``overwrite`` is False.
         """
         saving.save(self.model, self.config, path, overwrite=overwrite)
 

@@ -26,14 +26,8 @@ from sparkdl.settings import flattened
 
 logger = logging.getLogger(__name__)
 TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
-UNLOGGED = {
-    "x",
-    "y",
-    "validation_data",
-    "callbacks",
-    "verbose",
-    "decode",
-}  # arguments that are not parameters
+# Arguments that are not parameters.
+UNLOGGED = {"x", "y", "validation_data", "callbacks", "verbose", "decode"}
 _chosen: dict[str, Any] = {}  # the settings given to ``autolog``; empty: off
 
 
@@ -44,7 +38,7 @@ def autolog(*, disable: bool = False, **settings: Any) -> None:
     library, and is independent of their settings.
 
     Args:
-        disable: whether to turn off what an earlier call turned on.
+        disable: whether to turn logging off.
         settings: arguments of ``mlflow.keras.autolog``, such as ``log_models=False``.
 
     Raises:
@@ -103,8 +97,10 @@ def logged(request: Request, arguments: FitArguments) -> Iterator[None]:
 
 
 def _settings() -> dict[str, Any]:
-    """Return the settings of the autologging that is on; empty: none is."""
-    utils: Any = sys.modules.get("mlflow.utils.autologging_utils")  # MLflow is not imported for nothing
+    """Return the settings of the autologging that is on; empty if it is off."""
+    utils: Any = sys.modules.get(
+        "mlflow.utils.autologging_utils"
+    )  # do not import MLflow if the program has not
     if _chosen or utils is None or utils.autologging_is_disabled("keras"):
         return _chosen
     return dict(utils.AUTOLOGGING_INTEGRATIONS["keras"])
@@ -232,7 +228,9 @@ def _parameters(request: Request, arguments: FitArguments) -> dict[str, Any]:
         "batch_size": request.fit.batch_size,
         "mode": config.mode.value,
         "frequency": config.frequency,
-        "merge": choose(config.merge, mode=config.mode.value, window=config.window).rule.name,
+        "merge": None
+        if config.joint
+        else choose(config.merge, mode=config.mode.value, window=config.window).rule.name,
         "num_workers": request.num_workers,
         "batch_size_per_worker": config.batch_size_per_worker,
         "placement": config.placement.value,

@@ -31,7 +31,7 @@ class Request:
         fit: the settings of this fit.
         cluster: the Spark application.
         num_workers: the number of workers.
-        reason: why it is this number.
+        reason: the reason for this number of workers, as a clause.
         source: the training rows.
         validation: the validation rows, if they are not held out from the training rows.
         schema: the columns of every row.

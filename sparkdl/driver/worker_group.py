@@ -190,6 +190,8 @@ class WorkerGroup:
         total = self.store.shape.num_workers
         if not missing:
             self.formed, self.waiting = True, "the workers are storing their rows"
+            if self.address is None:  # the endpoint in worker 0 does not tell who has joined
+                self.waiting = "the workers are starting or storing their rows"
             return
         if len(missing) < total:
             self.forming = self.forming or now
@@ -202,7 +204,7 @@ class WorkerGroup:
         self._say_why(now, f"{len(missing)} of {total} workers")
 
     def _say_why(self, now: float, missing: str) -> None:
-        """Find out now and then why workers are missing; log new reasons, NOTICE_SECONDS apart."""
+        """Find out every LOOK_SECONDS why workers are missing; log new reasons, NOTICE_SECONDS apart."""
         if now - self.looked < LOOK_SECONDS or self.job is None:
             return
         self.looked, wait = now, self.job.waits_for()

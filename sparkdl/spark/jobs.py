@@ -346,7 +346,8 @@ def relay(cluster: SparkApplication, endpoint: Endpoint, path: str, body: bytes)
     """Return the response to a request that a job of one task sends to an endpoint in worker 0."""
     ask = functools.partial(tasks.relay, endpoint=endpoint, path=path, body=body)
     answer = cluster.session.range(1, numPartitions=1).mapInArrow(ask, "data binary")
-    return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False))
+    text = "sparkdl: ask the endpoint in worker 0"
+    return b"".join(bytes(row.data) for row in run(answer.collect, cluster, of_rows=False, description=text))
 
 
 def column_function(stage: Stage[Any], kind: types.DataType) -> Any:

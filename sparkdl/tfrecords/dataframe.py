@@ -249,7 +249,8 @@ def write_tfrecords(
     # Only the driver creates the folder, so that a task that outlives its failed job cannot write.
     files.make_folder(f"{made}/_temporary", context=context)
     try:
-        written = jobs.run(frame.mapInArrow(part, "name string, rows long").collect, cluster)
+        write = frame.mapInArrow(part, "name string, rows long").collect
+        written = jobs.run(write, cluster, description="sparkdl: write TFRecords")
         for name, _ in written:
             files.move(f"{made}/_temporary/{name}", f"{made}/{name}", context=context)
         files.remove(f"{made}/_temporary", context=context)

@@ -52,15 +52,7 @@ CORE = re.compile(  # what counts, merges, sends and writes
     r"rules/|server/|spark/files|transport/|worker/hosted_server)"
 )
 logger = logging.getLogger(__name__)
-pytestmark = [
-    pytest.mark.classic,
-    pytest.mark.timeout(3600),
-    # Where the call that fails is within cheroot's accept or bind, Python closes the new socket.
-    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
-    ),
-]
+pytestmark = [pytest.mark.classic, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +264,9 @@ def test_some_calls_fail(sites, try_one, place, request):
     check()
 
 
+# Where the call that fails is within cheroot's accept or bind, Python closes the new socket.
+@pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("place", ["driver", "worker"])

@@ -29,9 +29,8 @@ def mlflow(tmp_path, monkeypatch):
     mlflow.autolog(disable=True)
     mlflow.keras.autolog(disable=True)
     mlflow.pyspark.ml.autolog(disable=True)
-    mlflow.utils.autologging_utils.AUTOLOGGING_INTEGRATIONS[
-        "keras"
-    ].clear()  # else mlflow.autolog() respects this choice
+    # Otherwise mlflow.autolog() would respect this choice.
+    mlflow.utils.autologging_utils.AUTOLOGGING_INTEGRATIONS["keras"].clear()
     while mlflow.active_run():
         mlflow.end_run()
 

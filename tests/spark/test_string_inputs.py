@@ -128,8 +128,13 @@ FITS = {
     "rows": lambda fit, frame: fit(rows_of_a_worker),
     "tf.data": lambda fit, frame: fit(batches_of_a_worker),
 }
-EVERY_DAY = [("adapted text", "strings"), ("adapted lookup", "rdd")]
-PAIRS = [("adapted text", form) for form in FITS] + [(kind, "strings") for kind in LAYERS]
+PAIRS = dict.fromkeys(
+    [
+        ("adapted lookup", "rdd"),
+        *(("adapted text", form) for form in FITS),
+        *((kind, "strings") for kind in LAYERS),
+    ]
+)
 
 
 @pytest.mark.whole
@@ -137,10 +142,7 @@ PAIRS = [("adapted text", form) for form in FITS] + [(kind, "strings") for kind 
 @pytest.mark.classic
 @pytest.mark.parametrize(
     ("kind", "form"),
-    EVERY_DAY
-    + [
-        pytest.param(*pair, marks=pytest.mark.whole) for pair in dict.fromkeys(PAIRS) if pair not in EVERY_DAY
-    ],
+    PAIRS,
 )
 def test_strings_train_as_in_keras(frame, kind, form):
     """Strings of every form give the weights that plain Keras's fit gives."""
