@@ -73,7 +73,7 @@ def test_a_missing_token_file_ends_the_fit_before_a_job(problem, token_file, job
     """The error names the setting, and no job has started."""
     token_file.unlink()
     before = jobs()
-    with pytest.raises(ConfigError, match=f"{TOKEN_SETTING} should be a file with a token"):
+    with pytest.raises(ConfigError, match=f"{TOKEN_SETTING} should be the path of a file"):
         SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, verbose=0)
 
     assert before == jobs()
