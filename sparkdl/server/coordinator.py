@@ -292,7 +292,7 @@ class Coordinator(GroupCoordinator):
         """Hold a worker at an epoch's end until it may continue or has something to evaluate."""
         opened = self.epochs.wait_at_end(update)
         self.membership.check(update.worker, update.generation, update.attempt)
-        reply = self.schedule.reply()
+        reply = self.epochs.reply(update.worker)
         if not opened:
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         if self.epochs.lacks_weights_of(update):

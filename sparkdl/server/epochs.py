@@ -119,15 +119,33 @@ class Epochs:
                 or self.lacks_weights_of(update)
                 or update.worker in self.aggregation.absent
                 or self.schedule.stopping
-                or (self._is_short_over() if self.schedule.ending else self.schedule.released >= through)
+                or self._is_released(update.worker, through)
             )
 
         if not may_go_on():
             self.aggregation.leave(update.worker)
         return self.state.changed.wait_for(may_go_on, limits.PATIENCE)
 
-    def _is_short_over(self) -> bool:
-        """Return True if an epoch cut short has ended and its evaluation does not wait for the driver."""
+    def owes_short(self, worker: int) -> bool:
+        """Return True if a worker has still to report the epoch that is cut short."""
+        return self.schedule.ending and self.next_epoch(worker) <= self.schedule.short
+
+    def reply(self, worker: int) -> Reply:
+        """Return a reply to a worker outside an epoch: it stops only after the epoch that is cut short."""
+        reply = self.schedule.reply()
+        if self.owes_short(worker) and not self.schedule.stopping:
+            return replace(reply, flags=reply.flags & ~Flag.STOP)
+        return reply
+
+    def _is_released(self, worker: int, through: int) -> bool:
+        """Return True if the driver released this number of epochs, or the epoch cut short is over.
+
+        A worker that has still to report the epoch cut short does not wait for its end.
+        """
+        if not self.schedule.ending:
+            return self.schedule.released >= through
+        if self.owes_short(worker):
+            return True
         report = self.reports.get(self.schedule.short)
         ended = report is not None and report.snapshot is not None
         return ended and self.unattended(self.schedule.short) is None
@@ -253,7 +271,7 @@ class WeightReplies:
         if self.shape.plan.joint and len(state) <= self.shape.generators:
             # Replicas share one optimizer state, which one of them reports.
             state = snapshot.state(snapshot.speaker)[: self.shape.optimizer] + state
-        reply = self._with_weights(self.schedule.reply())
+        reply = self._with_weights(self.epochs.reply(worker))
         return replace(reply, state=state, metrics=snapshot.metrics.get(worker, b""))
 
     def _with_weights(self, reply: Reply) -> Reply:

@@ -38,6 +38,13 @@ class Die(keras.callbacks.Callback):
             raise LookupError("the driver dies")
 
 
+class StopAtOnce(keras.callbacks.Callback):
+    """A callback that stops training before the first batch of an epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
 @dataclass
 class Driven:
     """A run of a script in its own folder, each driver of which may be killed.
@@ -281,6 +288,17 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
     assert 0 == history.training["checkpoints_failed"]
     for mine, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_resumed_run_that_is_stopped_before_its_first_batch_ends(spark, problem, tmp_path):
+    """An asynchronous run that a callback stops as it resumes ends with the epoch under way."""
+    trainer = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
+    settings = {"verbose": 0, "checkpoint": CheckpointConfig(str(tmp_path))}
+    trainer.fit(problem.x, problem.y, epochs=1, **settings)
+
+    history = trainer.fit(problem.x, problem.y, epochs=5, **settings, callbacks=[StopAtOnce()], resume=True)
+
+    assert [0, 1] == history.epoch
 
 
 @pytest.mark.parametrize(

@@ -702,6 +702,28 @@ def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
     assert 1 not in store.epochs.reports
 
 
+def test_a_worker_that_has_not_begun_an_epoch_that_is_cut_short_still_reports_it():
+    """Without rounds, a resumed worker is not stopped before it trains in the epoch that is cut short."""
+    store = begun(store_of("asynchronous", size=1))
+    store.end_early(0)
+    resumed = give(store, update_of(store, kind=Kind.RESTORE))
+
+    assert not resumed.flags & Flag.STOP
+    assert push(store, 0, [1.0]).flags & Flag.STOP
+
+
+def test_a_repeated_report_does_not_wait_for_the_next_epoch_that_is_cut_short():
+    """Without rounds, a worker that repeats its report continues into the epoch that is cut short."""
+    store = begun(store_of("asynchronous", workers=2, size=1))
+    finish_epoch(store)
+    store.end_early(1)
+    with impatient():
+        repeated = give(store, report_of(store, 0))
+
+    assert not repeated.flags & (Flag.STOP | Flag.AGAIN)
+    assert push(store, 0, [1.0], epoch=1).flags & Flag.STOP
+
+
 @pytest.mark.parametrize("restarts", [1, 2])
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, restarts):
