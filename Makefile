@@ -129,13 +129,14 @@ pictures: .venv/.made-dev ## draw the pictures of docs/ again, with Graphviz and
 	.venv/bin/python docs/pictures/speed.py
 	@for picture in docs/pictures/*.dot; do dot -Tsvg "$$picture" -o "$${picture%.dot}.svg" || exit 1; done
 
-notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks
+notebooks: .venv/.made-dev ## execute notebooks/*.ipynb into build/notebooks, and check their outputs
 	@for notebook in notebooks/*.ipynb; do \
 		test -e "$$notebook" || { echo "There are no notebooks."; exit 0; }; \
 		echo "Executing $$notebook"; \
 		$(call spark,.venv) .venv/bin/python -m nbconvert --to notebook --execute \
-			--log-level WARN --output-dir build/notebooks "$$notebook" || exit 1; \
+			--config tools/nbconvert_config.py --log-level WARN --output-dir build/notebooks "$$notebook" || exit 1; \
 	done
+	.venv/bin/python tools/check_notebooks.py build/notebooks
 
 # -- an environment that travels with a job: see docs/how-to/spark-submit.md ----------------------
 
