@@ -182,5 +182,5 @@ dist-check: dist ## install the wheel into an empty environment and run the scri
 .PHONY: clean
 clean: ## remove every environment and everything built
 	rm -rf .venv .venv-lowest .venv-highest .venv-backends build dist *.egg-info artifacts spark-warehouse metastore_db
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/tutorials/notebooks .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

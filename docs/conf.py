@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+from pathlib import Path
 
 import sparkdl
 
@@ -11,7 +13,7 @@ project_copyright = "the sparkdl developers, Apache License 2.0"
 version = release = sparkdl.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -24,6 +26,10 @@ maximum_signature_line_length = 80
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 copybutton_exclude = ".linenos, .gp, .go"
+
+# The pages of notebooks show the outputs that are in the repository.
+nb_execution_mode = "off"
+NOTEBOOKS = "tutorials/notebooks"  # a copy, which git ignores
 
 # A build needs no network. Links to the pages of other libraries are made only on request.
 nitpick_ignore_regex = [
@@ -66,7 +72,25 @@ def _link_public_name(app, env, node, contnode):
     )
 
 
+def _copy_notebooks(app, config):
+    """Copy /notebooks into tutorials/, since Sphinx reads only what lies below docs/."""
+    folder = Path(app.srcdir, NOTEBOOKS)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for notebook in Path(app.srcdir).parent.glob("notebooks/*.ipynb"):
+        shutil.copy2(notebook, folder)
+
+
+def _link_notebooks(app, docname, source):
+    """Turn links between /notebooks and /docs into those of the copies."""
+    source[0] = re.sub(r"\]\((\.\./)+notebooks/", f"](/{NOTEBOOKS}/", source[0])
+    if docname.startswith(f"{NOTEBOOKS}/"):
+        source[0] = source[0].replace("](../docs/", "](/")
+
+
 def setup(app):
     """Register the functions of this file."""
     app.connect("autodoc-process-docstring", _link_pages)
     app.connect("missing-reference", _link_public_name)
+    app.connect("config-inited", _copy_notebooks)
+    app.connect("source-read", _link_notebooks)

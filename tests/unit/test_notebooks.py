@@ -1,4 +1,4 @@
-"""The notebooks of the repository have clean outputs, and links that lead somewhere."""
+"""The notebooks of the repository have clean outputs, and all of them are in the site."""
 
 import importlib.util
 import json
@@ -52,6 +52,14 @@ def found(check_notebooks, tmp_path):
 def test_the_outputs_of_a_notebook_are_clean(check_notebooks, notebook):
     """A notebook was executed, and has no error, no warning, no path and no large output."""
     assert [] == [problem.removeprefix(f"{ROOT}/") for problem in check_notebooks.problems(notebook)]
+
+
+def test_each_notebook_is_in_the_site():
+    """The page of the notebooks has each of them in its table and in its toctree, and no other."""
+    page = (ROOT / "docs/tutorials/notebooks.md").read_text()
+
+    assert NAMES == sorted(re.findall(r"^notebooks/(\w+)$", page, re.MULTILINE))
+    assert NAMES == sorted(re.findall(r"\]\(\.\./\.\./notebooks/(\w+)\.ipynb\)", page))
 
 
 def test_links_of_notebooks_resolve():
