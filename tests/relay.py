@@ -21,15 +21,16 @@ class Relay:
         share: the fraction of requests lost, of answers lost, and of requests repeated.
         host: the address of the endpoint and of the relay.
         delay: the longest delay in seconds.
+        removed: the header that the relay removes from requests, as a proxy may.
 
     Attributes:
         port: the relay's own port.
         done: the number of lost "requests", lost "answers" and "repeated" requests.
     """
 
-    def __init__(self, port, seed, share=0.1, *, host="127.0.0.1", delay=0.0):
+    def __init__(self, port, seed, share=0.1, *, host="127.0.0.1", delay=0.0, removed=None):
         self.upstream, self.share, self.random = (host, port), share, random.Random(seed)
-        self.delay = delay
+        self.delay, self.removed = delay, removed and f"\r\n{removed}:".encode()
         self.done, self.lock, self.threads, self.sockets = Counter(), threading.Lock(), [], []
 
     def __enter__(self):
@@ -72,6 +73,8 @@ class Relay:
     def _hand_on(self, source, target, kind, said):
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                if self.removed and kind == "requests":
+                    data = data.replace(self.removed, b"\r\nX".ljust(len(self.removed) - 1, b"-") + b":")
                 if self.delay:
                     time.sleep(self.delay * self._below(1000) / 1000)
                 lost, twice = self._falls(kind), kind == "answers" and self._falls("repeated")

@@ -208,7 +208,10 @@ def reach(
             break
         time.sleep(0.5)
     if status not in (204, 503):
-        fail(f"Executor {host} got status {status} from {address}:{port}; another program uses that port.")
+        cause = "another program uses that port"
+        if status == 401:
+            cause = "another run uses that port, or a proxy removes the Authorization header"
+        fail(f"Executor {host} got status {status} from {address}:{port}; {cause}.")
 
 
 def _accepts(address: str, port: int, timeout: float) -> bool:

@@ -19,15 +19,46 @@ pytestmark = pytest.mark.spark
 WIDTHS = 1280, 390
 
 
-class Slow(keras.callbacks.Callback):
-    """A callback that keeps an epoch from ending too soon to be watched."""
+class Fit(keras.callbacks.Callback):
+    """A fit in a thread, whose second epoch does not end too soon to be watched."""
 
     def __init__(self):
-        self.may_end = threading.Event()
+        super().__init__()
+        self.may_end, self.losses = threading.Event(), []
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.random.default_rng(0).normal(size=(20_000, 8)).astype("float32")
+        settings = {"batch_size": 16, "epochs": 1000, "validation_split": 0.1, "verbose": 2}
+        spark_model = SparkModel(model, mode="asynchronous", num_workers=2)
+        spark_model.fit(x, x[:, :1], callbacks=[self], **settings)
 
     def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(logs["loss"])
         if epoch == 1:
             self.may_end.wait(60)
+
+    def end(self):
+        """End the fit, and wait for its end."""
+        self.may_end.set()
+        if self.model is not None:
+            self.model.stop_training = True
+        self.thread.join()
+
+
+@pytest.fixture
+def watched(spark, capsys, eventually):
+    """Fit in a thread; return the fit, and the address, the port and the link of its page."""
+    fit, printed = Fit(), []
+    fit.thread.start()
+    try:
+        assert eventually(lambda: printed.append(capsys.readouterr().out) or "key=" in "".join(printed), 60)
+
+        yield fit, *re.search(r"http://(\S+):(\d+)/(\?key=\S+)", "".join(printed)).groups()
+    finally:
+        fit.end()
 
 
 @pytest.fixture
@@ -69,56 +100,36 @@ def requested(browser):
     return {url for entry in sent for url in re.findall(r'"url":"([^"]+)"', entry)}
 
 
-def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
+def test_a_fit_is_watched_and_stopped(watched, browser, eventually):
     """A viewer sees curves and workers move, is connected again after a cut, and ends training."""
     pytest.importorskip("axe_core_python")
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(20_000, 8)).astype("float32")
-    slow, results = Slow(), []
-    fit = threading.Thread(
-        target=lambda: results.append(
-            SparkModel(model, mode="asynchronous", num_workers=2).fit(
-                x, x[:, :1], batch_size=16, epochs=1000, callbacks=[slow], verbose=2, validation_split=0.1
-            )
-        )
-    )
-    fit.start()
-    printed = []
-    try:
-        assert eventually(lambda: printed.append(capsys.readouterr().out) or "key=" in "".join(printed), 60)
+    fit, address, port, key = watched
+    with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
+        browser.get(f"http://{address}:{relay.port}/{key}")
+        assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
 
-        address, port, key = re.search(r"http://(\S+):(\d+)/(\?key=\S+)", "".join(printed)).groups()
-        with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
-            browser.get(f"http://{address}:{relay.port}/{key}")
-            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
+        relay.cut()
+        fit.may_end.set()
+        assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) > 3, 60)
 
-            relay.cut()
-            slow.may_end.set()
-            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) > 3, 60)
+        moving = texts(browser, "#workers tbody tr")
+        assert eventually(lambda: texts(browser, "#workers tbody tr") != moving, 60)
+        assert 2 == len(moving)
+        assert all(texts(browser, f"#chart-{name} svg") for name in ("loss", "staleness"))
+        for width in WIDTHS:
+            for scheme in ("light", "dark"):
+                browser.set_window_size(width, 1000)
+                browser.execute_cdp_cmd(
+                    "Emulation.setEmulatedMedia",
+                    {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+                )
 
-            moving = texts(browser, "#workers tbody tr")
-            assert eventually(lambda: texts(browser, "#workers tbody tr") != moving, 60)
-            assert 2 == len(moving)
-            assert all(texts(browser, f"#chart-{name} svg") for name in ("loss", "staleness"))
-            for width in WIDTHS:
-                for scheme in ("light", "dark"):
-                    browser.set_window_size(width, 1000)
-                    browser.execute_cdp_cmd(
-                        "Emulation.setEmulatedMedia",
-                        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-                    )
+                assert [] == violations(browser), (width, scheme)
 
-                    assert [] == violations(browser), (width, scheme)
-
-            browser.find_element("css selector", "[data-stop=epoch]").click()
-            assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
-    finally:
-        slow.may_end.set()
-        model.stop_training = True
-        fit.join()
-    epochs = len(results[0].history["loss"])
+        browser.find_element("css selector", "[data-stop=epoch]").click()
+        assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
+    fit.thread.join()
+    epochs = len(fit.losses)
 
     assert 3 < epochs < 1000
     assert epochs == len(texts(browser, "#epochs tbody tr"))
@@ -128,6 +139,27 @@ def test_a_fit_is_watched_and_stopped(spark, browser, capsys, eventually):
         for entry in browser.get_log("browser")
         if entry["level"] == "SEVERE" and "ERR_" not in entry["message"]  # of the cut
     ]
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [("Cookie", "did not receive the cookie"), ("X-CSRF-Token", "no X-CSRF-Token header")],
+)
+def test_a_proxy_that_removes_a_header_is_named(watched, browser, eventually, header, words):
+    """Behind a proxy that removes a header of the page, the page says so, and training goes on."""
+    fit, address, port, key = watched
+    with Relay(int(port), 0, 0.0, host=address, removed=header) as relay:
+        browser.get(f"http://{address}:{relay.port}/{key}")
+        if header != "Cookie":
+            assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
+
+            browser.find_element("css selector", "[data-stop=epoch]").click()
+        assert eventually(lambda: words in "".join(texts(browser, "#notice")), 60)
+    fit.may_end.set()
+    before = len(fit.losses)
+
+    assert eventually(lambda: len(fit.losses) > before, 60)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,9 @@ const ABOUT = {
   returned: "Workers back",
 };
 
+const NO_COOKIE = "The run did not receive the cookie of this page. Allow cookies in the browser, " +
+  "or open the page without the proxy that removes them.";
+
 function element(name, text, attributes = {}) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -277,7 +280,7 @@ async function poll() {
   try {
     const answer = await fetch("state");
     if (answer.status === 401) {
-      notice((await answer.json()).error);
+      notice(run.state ? (await answer.json()).error : NO_COOKIE);
       return;
     }
     take(await answer.json());

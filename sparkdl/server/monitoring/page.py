@@ -90,6 +90,12 @@ class Page:
             )
         if flask.request.method == "POST":
             given = flask.request.headers.get("X-CSRF-Token", "")
+            if not given:
+                raise RefusedError(
+                    403,
+                    "The request has no X-CSRF-Token header, which the buttons of the page send. If a proxy "
+                    "removes it, open the page without that proxy.",
+                )
             if not hmac.compare_digest(given.encode(), self._csrf.encode()):
                 raise RefusedError(403, "The request does not come from the page of this run. Reload it.")
 

@@ -200,6 +200,7 @@ def test_a_button_asks_the_run_to_stop(port, page, kept, body, status):
     answered = ask(port, "/stop", "POST", body, Cookie=cookie, X_CSRF_Token=csrf)
 
     assert (403, None) == (refused[0], untouched)
+    assert b"no X-CSRF-Token header" in refused[2]
     assert status == answered[0]
     assert (json.loads(body)["when"] if status == 200 else None) == kept.stop_request
 

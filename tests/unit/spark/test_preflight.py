@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from relay import Relay
 from stores import RUN, store_of, together
 
 from sparkdl.server.http_app import Traffic, make_app
@@ -41,10 +42,18 @@ def test_an_endpoint_is_reached(identity):
 
 def test_an_endpoint_of_another_run_is_named(identity):
     """An endpoint with another token or key is reported as another run's."""
-    with endpoint() as port, pytest.raises(RuntimeError, match=f"status 401 from 127.0.0.1:{port}; another"):
+    with endpoint() as port, pytest.raises(RuntimeError, match=f"401 from 127.0.0.1:{port}; another run"):
         check(port, token="other")
     with endpoint(identity[0]) as port, pytest.raises(RuntimeError, match="verify failed.*another program"):
         check(port, tls.server_context()[1])
+
+
+def test_a_proxy_that_removes_the_token_is_named():
+    """A proxy that removes the header with the token is named as a possible cause."""
+    removing = {"share": 0.0, "removed": "Authorization"}
+    error = pytest.raises(RuntimeError, match="a proxy removes the Authorization header")
+    with endpoint() as port, Relay(port, 0, **removing) as proxy, error:
+        check(proxy.port)
 
 
 def test_an_endpoint_that_speaks_tls_or_does_not_against_expectation_is_named(identity, monkeypatch):
