@@ -60,16 +60,16 @@ if TYPE_CHECKING:
 
 
 def _require_alone(folder: str) -> None:
-    """Require a folder of the package without files of the other project of this name.
+    """Require that the folder of this package has no files of a different project named sparkdl.
 
     Raises:
-        ImportError: the folder has packages of the other project.
+        ImportError: the folder has packages of that project.
     """
     found = [name for name in _FOREIGN if os.path.exists(os.path.join(folder, name, "__init__.py"))]
     if found:
         raise ImportError(
-            f"{folder} should hold the package of sparkdl-keras alone; it also has {', '.join(found)} of "
-            'another project named "sparkdl". Run "pip uninstall -y sparkdl sparkdl-keras", then install '
+            f"{folder} should contain only the files of sparkdl-keras; it also has {', '.join(found)} of a "
+            'different project named "sparkdl". Run "pip uninstall -y sparkdl sparkdl-keras", then install '
             "sparkdl-keras again.",
             name=__name__,
         )

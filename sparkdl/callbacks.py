@@ -1,8 +1,8 @@
 """Keras callbacks for the learning rate.
 
-Each callback returns the factor of the learning rate at a point of training. ``SparkModel`` sends the rate to
-the workers with every exchange, and the model on the driver keeps the rate it was compiled with. In plain
-``model.fit`` the number of workers is 1.
+Each callback defines a factor of the learning rate for each point of training. ``SparkModel`` sends the
+resulting rate to the workers with every exchange, and leaves the rate of the model on the driver unchanged.
+In plain ``model.fit`` the number of workers is 1.
 
 Example:
     >>> callbacks = [LearningRateScaling(), LearningRateWarmup(epochs=5)]
@@ -20,7 +20,7 @@ from sparkdl.core.validation import choose
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers
 
-KEPT = "_sparkdl_rate"  # attribute of an optimizer during a batch: the learning rate to restore
+KEPT = "_sparkdl_rate"  # attribute of an optimizer during a batch: the learning rate to restore after it
 
 
 class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
@@ -72,10 +72,11 @@ class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
     Use it if K workers use K times the rows per update: with ``batch_size_per_worker=`` in synchronous mode
-    at frequency "batch". With frequency n or "epoch" it replaces the default factor, sqrt(K).
+    at frequency "batch". If the workers train separately for several batches, it replaces the default
+    rule's factor, which is sqrt(K), with K at most 8.
 
     Args:
-        rule: "linear" (default): by K; "sqrt": by its square root, which suits Adam and its variants.
+        rule: "linear" (default): by K; "sqrt": by the square root of K, which suits Adam and its variants.
 
     Raises:
         ConfigError: the rule is not known.
@@ -91,13 +92,13 @@ class LearningRateScaling(LearningRateFactor):
 
 
 class LearningRateWarmup(LearningRateFactor):
-    """Raise the learning rate linearly from a fraction of it to all of it (Goyal et al., 2017).
+    """Raise the learning rate linearly from a fraction of its value to the full value (Goyal et al., 2017).
 
     Args:
         epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
         start: the fraction at the beginning, from 0 to 1. None: 1 / K. Training then begins at the
-            compiled rate with ``LearningRateScaling``, and at 1 / sqrt(K) of it with the default
-            factor sqrt(K).
+            compiled rate with ``LearningRateScaling()``, and at 1 / sqrt(K) of it with the default
+            rule's factor sqrt(K).
 
     Raises:
         ConfigError: a setting is out of its range.

@@ -227,7 +227,10 @@ class TrainConfig:
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings to save in a file: flat, as values that JSON can hold."""
+        """Return the settings to save in a file: flat, as values that JSON can hold.
+
+        The exception is a ``merge`` that is a Rule, which is returned as it is.
+        """
         values = {name: value for name, value in vars(self).items() if name not in GROUPS}
         values["mode"] = self.mode.value
         for group in GROUPS:
@@ -276,7 +279,7 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, given: Any) -> CheckpointConfig:
-        """Return ``given`` if it is a CheckpointConfig, else the default settings for this folder."""
+        """Return ``given`` if it is a CheckpointConfig, else the default settings for ``given``, a folder."""
         return given if isinstance(given, CheckpointConfig) else cls(given)
 
     @property
@@ -296,13 +299,14 @@ class FitConfig:
 
     Attributes:
         batch_size: rows per optimizer update (docs/explanation/modes.md explains it for each mode).
-        epochs: the index of the epoch before which training ends, as in Keras.
-        initial_epoch: the index of the epoch with which training begins.
+        epochs: number of epochs, including those before ``initial_epoch``, as in Keras.
+        initial_epoch: the index of the epoch at which training begins, from 0.
         steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
         validation_steps: batches of validation rows to evaluate; None is all.
-        verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
+        verbose: 0 silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and notebooks,
+            2 elsewhere.
         shuffle: whether rows are dealt to workers in a seeded random order and reordered every epoch.
-        seed: the seed of every random order; None draws a random seed.
+        seed: the seed of every random order; None draws one.
         validation_split: fraction of the rows held out for validation.
         class_weight: the weight of a training row by the class of its label.
         validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.

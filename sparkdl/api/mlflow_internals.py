@@ -6,8 +6,8 @@ from mlflow.utils import autologging_utils
 
 
 def is_estimator_logged() -> bool:
-    """Return True if MLflow logs the fit of an estimator that is under way, in any thread.
+    """Return True if MLflow is logging the fit of an estimator, in any thread.
 
-    MLflow 2.16 does not record this; the result is then False.
+    With MLflow 2.16, which does not record this, the result is False.
     """
     return bool(getattr(autologging_utils, "_has_active_training_session", bool)())

@@ -1,4 +1,4 @@
-"""The driver's side of ``sparkdl.run``: a user's function on every worker of a group."""
+"""The driver's side of ``sparkdl.run``, which runs a user's function on every worker of a group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(
     start_timeout: float = FaultTolerance.start_timeout,
     **deprecated: Any,
 ) -> list[Any]:
-    """Run a function of your own on all workers at the same time; it needs no model.
+    """Run a function of your own, which needs no model, on all workers at the same time.
 
     Args:
         function: a function of a ``WorkerContext`` (``rank``, ``size``, ``device``, ``all_reduce`` and
@@ -39,7 +39,7 @@ def run(
         num_workers: the number of workers; None takes all slots.
         network: the address, the port and the encryption of the endpoint.
         start_timeout: as in ``FaultTolerance``, in seconds.
-        deprecated: the fields of ``network``, which may be given here, with a DeprecationWarning.
+        deprecated: the fields of ``network`` as separate arguments, which issue a DeprecationWarning.
 
     Returns:
         The function's result on each worker, in the order of ranks.
@@ -48,8 +48,8 @@ def run(
         ConfigError: an argument cannot be honoured.
         ClusterError: there are too few slots, or the job was cancelled.
         PreflightError: an executor's environment does not match the driver's.
-        WorkerError: the function failed on a worker (the error has its traceback), or returned on one while
-            others wait for it.
+        WorkerError: the function failed on a worker (the error has its traceback), or returned on a worker
+            that others wait for in ``all_reduce`` or ``barrier``.
         WorkerLostError: a worker died. The function is not restarted, because only it knows its progress.
 
     Example:

@@ -15,7 +15,7 @@ from sparkdl.rules.settings import from_settings, to_settings
 from sparkdl.settings import grouped
 from sparkdl.spark import files, spark_internals
 
-Model = Any  # a keras.Model, which this module only passes on
+Model = Any  # a keras.Model; this module only passes it on
 
 
 def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> None:
@@ -29,7 +29,8 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
             always replaced.
 
     Raises:
-        ConfigError: the path does not end with ".keras", or ``merge`` is the user's own rule.
+        ConfigError: the path does not end with ".keras", or ``merge`` is the user's own rule or has an
+            optimizer of Keras.
         FileExistsError: the model file exists, and ``overwrite`` is False.
     """
     _require_keras_file(path)
@@ -62,7 +63,7 @@ def load(
         safe_mode: whether to refuse models that contain code, such as Lambda layers.
 
     Raises:
-        ConfigError: the path does not end with ".keras".
+        ConfigError: the path does not end with ".keras", or a setting is invalid.
         FileNotFoundError: there is no such file.
         ModelError: Keras cannot restore a model from the file.
     """

@@ -62,7 +62,7 @@ _fits_lock = threading.Lock()
 
 
 def _alone(fit: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a fit of a model that another fit trains: each would overwrite the other's weights."""
+    """Refuse a fit of a model that another fit is training: each would overwrite the other's weights."""
 
     @functools.wraps(fit)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,23 +94,24 @@ class SparkModel:
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
             "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum".
-            None is the default of mode and frequency, which may scale the learning rate; see
+            None is the default for the mode and frequency, which may scale the learning rate; see
             docs/explanation/modes.md.
-        custom_objects: classes and functions that the model needs, by name; those that the live model uses
-            are found automatically.
+        custom_objects: classes and functions that the model needs, by name; those that ``model`` itself
+            uses are found automatically.
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md).
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
-            the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``; default
-            keras.distribution.DataParallel for tasks with several GPUs.
+            the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``. The
+            default for tasks with several GPUs is keras.distribution.DataParallel.
         placement: "driver": the endpoint runs in this process; "worker": it runs in worker 0, for Spark
-            Connect, where executors cannot reach this process (docs/how-to/connect.md).
+            Connect if executors cannot reach this process (docs/how-to/connect.md).
         network: the address, the port and the encryption of the endpoint.
         fault_tolerance: when a worker is considered lost, and what happens then.
         stragglers: how long workers wait for slower ones.
         parameter_server_mode: accepted for code written for Elephas; must be "http".
-        deprecated: the fields of the three groups, which may be given here, with a DeprecationWarning.
+        deprecated: the fields of ``network``, ``fault_tolerance`` and ``stragglers`` as separate arguments,
+            which issue a DeprecationWarning.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -226,16 +227,17 @@ class SparkModel:
             batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" it counts the rows of all workers together, otherwise those of each worker.
             epochs: number of epochs, including those before ``initial_epoch``.
-            verbose: 0 silent, 1 a progress bar, 2 one line per epoch, "auto" 1 in terminals and notebooks.
-            callbacks: Keras callbacks. They run on the driver. Batch hooks are called each time
-                workers report, about twice a second (docs/explanation/modes.md).
+            verbose: 0 silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and
+                notebooks, 2 elsewhere.
+            callbacks: Keras callbacks. They run on the driver. Batch hooks are called for every batch, but
+                only when workers report, about twice a second (docs/explanation/modes.md).
             validation_split: the fraction of rows held out if there is no ``validation_data``: the last rows
                 of arrays, or a seeded random choice of the rows of RDDs and DataFrames. The same rows are
                 held out in every epoch.
             validation_data: arrays (x, y) or (x, y, sample_weight), or x or (x,) for a model
                 without labels; an RDD; a DataFrame; or a function if x is one. Executors evaluate
                 it after the epochs that ``validation_freq`` sets.
-            shuffle: whether rows are dealt in a seeded random order and reordered every epoch.
+            shuffle: whether rows are dealt to workers in a seeded random order and reordered every epoch.
             class_weight: the weight of a training row by the class of its label, an integer or a one-hot
                 vector. As in Keras, only for models of one output and without sample weights.
             sample_weight: weights of the rows of arrays, shape (rows,) or one per time step; for several
@@ -255,32 +257,35 @@ class SparkModel:
             validation_indicator_col: the column of booleans that marks the rows of a DataFrame to hold out.
             seed: the seed of every random order; None draws one.
             preserve_partitions: whether each worker gets whole partitions of an RDD or a DataFrame, without
-                a shuffle between workers. Partitions are divided evenly, and each worker gets at least one,
-                so ``num_workers`` is limited to their number. ``shuffle`` still reorders the rows of each
-                worker every epoch.
+                a shuffle between workers. Partitions are divided about evenly, and each worker gets at
+                least one, so ``num_workers`` is limited to their number. ``shuffle`` still reorders the
+                rows of each worker every epoch.
             decode: functions by column name of a DataFrame that convert a value, such as the bytes of an
-                image, to an array. Executors call them, and the driver for the first row.
+                image, to an array. Executors call them; for the first row, the driver does too.
             checkpoint: a folder for checkpoints, or a ``sparkdl.CheckpointConfig`` that also sets their
                 schedule and retention. Only one run at a time can use a folder.
-            resume: whether to resume from the newest checkpoint in that folder, if there is one, also in the
+            resume: whether to resume from the newest checkpoint in that folder, if there is one, even in the
                 middle of an epoch. Data and settings must be unchanged; docs/explanation/fault-tolerance.md
                 lists the exceptions. If the learning rate differs from the first run's, the new one is used.
-            nan: "error" or "warn" about rows with NaN or Inf, or with a label outside the classes of a sparse
-                categorical cross-entropy. They are found before the first update.
-            profile: the first and the last batch of each worker whose time is traced, counted from 1, such as
-                (10, 20); ``History.save_trace`` writes the trace.
+            nan: the action for rows with NaN or Inf, or with a label outside the classes of a sparse
+                categorical cross-entropy: "error" or "warn". They are found before the first update.
+            profile: the first and the last batch to trace on each worker, counted from 1, such as (10, 20);
+                ``History.save_trace`` writes the trace.
 
         Returns:
             A keras.callbacks.History. Its ``training`` is a dict of counts and timings of the run, which
-            prints as a summary. ``sparkdl.plot(history)`` draws it.
+            prints as a summary. ``sparkdl.plot(history)`` draws the history.
 
         Raises:
             ConfigError: an argument cannot be honoured, or another fit is training the model.
-            DataError: rows do not fit the model; names partition and row.
+            ModelError: the model cannot be sent to workers, or its copy there gives different results.
+            DataError: rows do not fit the model; the message names the partition and the row.
             CheckpointError: another run uses the folder, or has taken it over.
             ClusterError: there are too few slots, an executor's environment does not match, or the job was
                 cancelled.
-            WorkerError: training failed on an executor; has the worker's traceback.
+            WorkerError: training failed on an executor; the error has the worker's traceback.
+            WorkerLostError: a worker died more often than ``fault_tolerance`` allows.
+            DivergedError: training diverged.
         """
         return self._fit(
             FitArguments(
@@ -499,7 +504,7 @@ class SparkModel:
     def output_shapes(self) -> Any:
         """Return the shape of one row's prediction, or a dict of shapes by output.
 
-        Call it after ``fit`` or ``evaluate``; before, the shapes are not known.
+        Call it after ``fit`` or ``evaluate``; the shapes are not known before.
         """
         return signature.output_shapes(self.model, self._settled and self._settled.predicted)
 
@@ -534,6 +539,7 @@ class SparkModel:
             safe_mode: whether to refuse models that contain code, such as Lambda layers.
 
         Raises:
+            ConfigError: the path does not end with ".keras", or a setting is invalid.
             FileNotFoundError: there is no such file.
             ModelError: the file is not a compiled Keras model.
         """

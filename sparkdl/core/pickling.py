@@ -23,7 +23,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 logger = logging.getLogger(__name__)
-EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # __main__ goes by value; executors have the rest
+EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # executors have all but __main__
 _pickling = threading.RLock()  # held while modules are registered for pickling by value
 # Reducers for objects that do not pickle well themselves. Each takes an object and a pickler, and returns
 # NotImplemented or the result of ``__reduce__``.
@@ -31,7 +31,7 @@ reducers: list[Callable[[object, ModuleType], object]] = []
 
 
 def pickled(code: object, pickler: ModuleType) -> bytes:
-    """Return code as bytes; code that no installed package holds is pickled by value.
+    """Return code as bytes; code that belongs to no installed package is pickled by value.
 
     Args:
         code: the object to pickle.
@@ -130,7 +130,10 @@ def _register(thing: object, pickler: ModuleType) -> None:
 
 
 def _own_module(name: str) -> ModuleType | None:
-    """Return a module of the user's own, imported if necessary; None for any other module."""
+    """Return the user's own module of this name, imported if necessary.
+
+    The result is None if there is no such module, or if its import fails.
+    """
     top = name.split(".")[0]
     try:
         if top not in sys.modules:
@@ -168,7 +171,7 @@ def _imports(code: CodeType, package: str | None) -> Iterator[str]:
 
 
 def _is_installed(name: str | None) -> bool:
-    """Return True if executors have a module: Python's own, or one of an installed package."""
+    """Return True if executors have a module: it belongs to Python or to an installed package."""
     top = (name or "").split(".")[0]
     module = sys.modules.get(top)
     if module is None or top in EVERYWHERE - {"__main__"}:

@@ -47,8 +47,8 @@ class Total(Reduction):
         """Add a vector to the total, part by part, so that scaling needs little memory.
 
         The first vector is kept as it is, since it belongs to the caller; the second one allocates the total.
-        With loss scaling, some gradients overflow to inf and others to -inf. Their sum is NaN, by which the
-        optimizer detects the overflow. So NumPy's warnings are off.
+        With loss scaling, some gradients may overflow to inf and others to -inf. Their sum is NaN, by which
+        the optimizer detects the overflow, so NumPy's warnings are turned off.
         """
         self._count += 1
         if self._count == 1:

@@ -27,7 +27,7 @@ from sparkdl.core.vectors import EMPTY, Layout, Vector
 from sparkdl.errors import WireError
 
 Rows = NDArray[np.int32]
-MOST_WORDS = 1 << 26  # limit for the updates of one round together; each may always be as long as a dense one
+MOST_WORDS = 1 << 26  # limit for all updates of a round together; each may be as long as a dense one
 
 
 class Table(NamedTuple):

@@ -1,4 +1,4 @@
-"""Nested dicts, lists and tuples, in which Keras takes several inputs, outputs and weights.
+"""Nested dicts, lists and tuples, in which Keras takes several inputs, labels or sample weights.
 
 A *leaf* is any other value, None included. optree, which Keras depends on, walks the structures. It
 takes the items of a dict in the order of their sorted keys.
@@ -65,7 +65,7 @@ def replaced(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def is_structure(value: Any, parts: int | None) -> bool:
-    """Return True if a value is a structure of arrays, False if it is one array in the form of a list.
+    """Return True if a value is a structure of arrays, False if it is one array (or a list of numbers).
 
     Args:
         value: a dict, list or tuple, or any other object.

@@ -1,7 +1,7 @@
 """The layout of a model's variables, and the flat vector that holds them.
 
-Everything that is exchanged or merged is one contiguous array, so that merging is one NumPy call and a
-message is one read from a socket. No function here changes its arguments. This module does not depend on
+All variables that are exchanged or merged together form one contiguous array, so that neither merging nor
+sending needs a loop over variables. No function here changes its arguments. This module does not depend on
 Keras, Spark or HTTP.
 """
 
@@ -65,8 +65,9 @@ def window_share(decays: Vector, steps: int, workers: int) -> Vector:
     A window's own statistics are those of its batches alone; see ``window_statistics``.
 
     A moving average keeps ``decay`` of itself in each step, and so ``decay ** steps`` in a window. The share
-    is the rest. With it, workers that are merged one after the other give the moving average over all their
-    batches, however stale they were. The result lies between old and new values, so a variance stays valid.
+    is the rest, ``1 - decay ** steps``. With it, workers that are merged one after the other give the moving
+    average over all their batches, however stale they were. The result lies between old and new values, so a
+    variance stays valid.
 
     Args:
         decays: fraction of each statistic that a step keeps; nan if unknown, which gives 1 / workers.

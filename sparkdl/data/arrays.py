@@ -17,11 +17,11 @@ from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 
 AnyRows = Array | SparseRows
-HOMES = {"tensorflow", "torch", "keras"}  # their objects may be arrays, but also datasets and loaders
+HOMES = {"tensorflow", "torch", "keras"}  # packages of arrays, but also of datasets and loaders
 
 
 def is_array(value: object) -> bool:
-    """Return True if a value is an array for Keras: NumPy's, a tensor, table or sparse matrix."""
+    """Return True if a value is an array for Keras: a NumPy array, tensor, table or sparse matrix."""
     return hasattr(value, "__array__") or is_sparse_matrix(value)
 
 
@@ -79,7 +79,8 @@ def _of_strings(array: Array, name: str) -> AnyRows:
     """Return an array of strings as ``TextRows``; any other array as it is.
 
     Raises:
-        DataError: the first value that is not missing is a string, but another value is not; names that row.
+        DataError: the first value that is not missing is a string, but another value is not. The
+            message names its row.
     """
     if not _holds_strings(array):
         return array
@@ -136,7 +137,7 @@ def _of_matrix(value: Any, name: str) -> SparseRows:
 def _of_pandas(value: Any, name: str) -> Array:
     """Return a table, or one column of it, as an array of numbers, with NaN for missing values.
 
-    A single column, or a table of strings only, may hold other values than numbers: a model may take them.
+    A single column, or a table of strings only, may hold values other than numbers: a model may take them.
     """
     if not hasattr(value, "columns"):
         return _column(value, name)

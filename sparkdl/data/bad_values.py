@@ -1,7 +1,7 @@
 """Checks, while rows are written, for values that cannot be trained on: NaN, Inf and out-of-range labels.
 
 A loss that becomes NaN does not show where the NaN came from. So every row is checked once, before the first
-update. Faults are counted by column, with the first row of each kind.
+update. Faults are counted by column and kind, and the first row with each is recorded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Faults:
     Args:
         schema: the rows' schema.
         classes: the classes of label columns, by the index of the column.
-        seeds: the seeds with which keys of training and validation rows were scrambled; None: not scrambled.
+        seeds: the seeds with which the keys of training and of validation rows were scrambled; None: they
+            were not.
         origin: describes a row by its original key.
     """
 

@@ -4,8 +4,9 @@ Rows are decoded once. The rows of a Spark partition are divided into *blocks*: 
 per row. Blocks are large enough that a shuffle moves few records, and small enough that lists of Python row
 objects are short-lived. ``spill`` stores them on the worker.
 
-A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So the order
-does not depend on the order in which a shuffle delivers them, and is the same in a recomputed partition.
+A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So their
+order does not depend on the order in which a shuffle delivers them, and is the same if Spark recomputes a
+partition.
 """
 
 from __future__ import annotations

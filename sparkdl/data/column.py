@@ -1,7 +1,7 @@
-"""A column of every row: its shape and dtype, and the arrays that the values of rows form.
+"""A column of the rows: its shape and dtype, and the conversion of its values to arrays.
 
-The first row determines both, on the driver. A value that fits is stored in its column's dtype. Any other
-value raises a DataError that names the row.
+The first row determines shape and dtype, on the driver. A value that fits is stored in its column's dtype.
+Any other value raises a DataError that names the row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, DataError
 
 T = TypeVar("T")
 Values = Sequence[object]  # the user's values, one per row
-TEXT_BYTES = 256  # minimum estimate for a row of strings, since others may be longer than the first one
+TEXT_BYTES = 256  # minimum estimate of a row's strings, since other rows may have longer ones than the first
 LISTS = (
     "The columns in a list may hold numbers, vectors and one-dimensional arrays, which are concatenated in "
     "order, or arrays of equal shape, which are stacked along the first or the last dimension of the "
@@ -37,7 +37,7 @@ class Column:
         name: its name in errors.
         shape: the shape of one row's value.
         dtype: the NumPy dtype that it is stored in; "string" for strings.
-        sparse: if only nonzero numbers are stored, an estimate of their count in a row; 0 if all
+        sparse: if only nonzero numbers are stored, an estimate of their number in a row; 0 if all
             numbers are stored. For strings, an estimate of the bytes of a row.
         parts: number of DataFrame columns that are joined in it; see ``axis_of``.
     """
@@ -79,7 +79,7 @@ class Column:
             first: the index of the first row in that source.
 
         Raises:
-            DataError: a value has another shape, or does not fit the dtype; names the row.
+            DataError: a value has a different shape, or does not fit the dtype. The message names the row.
         """
         if self.texts:
             return self._of_texts(values, place, first)
@@ -131,7 +131,7 @@ class Column:
         """Return the result of ``take`` for each row.
 
         Raises:
-            DataError: ``take`` refused rows; names the first, and counts them.
+            DataError: ``take`` refused rows. The message names the first one and has their number.
         """
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]
@@ -203,7 +203,7 @@ class Column:
             name_row: a function that describes a row.
 
         Raises:
-            DataError: they are not numbers; or the dtype is an integer, and some are fractional or too large.
+            DataError: the values are not numbers, or some of them do not fit an integer or boolean dtype.
         """
         if array.dtype.kind not in "biuf":
             raise DataError(
@@ -291,7 +291,7 @@ def is_sparse(value: object) -> bool:
 
 
 def count_sparse(value: Any) -> int:
-    """Return the count of numbers to store for a row's value in sparse form; 0 for an array.
+    """Return the number of entries to store for a row's value in sparse form; 0 to store an array.
 
     The sparse form is used if it stores fewer than a quarter of the numbers. Dense parts of a
     joined value are stored with their zeros.
@@ -313,8 +313,8 @@ def as_array(value: object) -> Array:
 
 
 def share_of(refused: int, rows: int) -> str:
-    """Return a sentence with the number of rows in a batch that cannot be used."""
-    return f"{refused} of the {rows} rows in this batch cannot be used."
+    """Return a sentence with the number of rows that cannot be used, among those that were read together."""
+    return f"{refused} of the {rows} rows that were read together cannot be used."
 
 
 def _present(array: Array) -> Array:

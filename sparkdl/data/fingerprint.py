@@ -1,18 +1,18 @@
-"""Fingerprints of a worker's rows: Spark may assign other rows when it recomputes them.
+"""Fingerprints of a worker's rows, which change if Spark recomputes the rows differently.
 
 A row's key, which determines its order, depends on the place it came from and not on its content. If
-``df.repartition(8)`` is recomputed, other rows may get the same keys, also on other workers. So each row has
-a *digest* of its bytes, with NaN and -0.0 as they are. A worker computes two sums modulo 2 ** 64: of the
-digests mixed with their keys (``ordered``), and of the digests alone (``free``). The sums do not depend on
-blocks, nor on the order in which a shuffle delivers rows. The sum of ``free`` over a worker group does not
-depend on the worker that holds a row.
+``df.repartition(8)`` is recomputed, different rows may get the same keys, on this worker or on others. So
+each row has a *digest* of its bytes; NaN and -0.0 are not normalized. A worker computes two sums modulo
+2 ** 64: of the digests mixed with their keys (``ordered``), and of the digests alone (``free``). The sums do
+not depend on the division into blocks, nor on the order in which a shuffle delivers rows. The sum of ``free``
+over a worker group does not depend on the worker that holds a row.
 
 A row is a sequence of words. A dense column gives its bytes as 64-bit words, or as smaller words if
 its bytes per row are not a multiple of 8. A column of strings or of sparse rows gives one word per
 row, a hash of its content. A 64-bit word of a dense column is first XORed with itself shifted right
 by 29 bits. Otherwise two changed signs, which are the highest bits of numbers, could cancel out.
-Then each word is multiplied by an odd number that depends on its place in the row. The sum is mixed
-by splitmix64. The fingerprint detects mistakes, not attacks.
+Then each word is multiplied by an odd number that depends on its place in the row. The sum of these
+products is mixed by splitmix64. The fingerprint detects mistakes, not attacks.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Schema:
         return Schema(self.columns[: len(self.columns) - len(self.weights)], self.form[:2])
 
     def with_weights(self, other: Schema) -> Schema:
-        """Return this schema with the sample weights of another one, if that has any.
+        """Return this schema with the sample weights of another one, if the other has any.
 
         This schema must have no sample weights.
         """
@@ -109,7 +109,8 @@ class Schema:
         """Return the values of a row, one per column.
 
         Raises:
-            DataError: the row is not a tuple, or its parts have a different structure; names the row.
+            DataError: the row is not a tuple, or its parts have a different structure. The message names the
+                row.
         """
         try:
             return tuple(flatten(self.form, row))
@@ -131,14 +132,14 @@ def _form_of(schema: Schema) -> tuple[tuple[Template, ...], list[tuple[int, ...]
 
 
 class Sample(NamedTuple):
-    """A row, or the arrays behind all rows: flat values, and their structure as x, y and sample weights.
+    """A row, or the arrays of all rows: flat values, and their structure as x, y and sample weights.
 
     Attributes:
         form: the structure of the values: (x, y) or (x, y, sample_weight), or (x,).
         names: the names of the values in errors.
         values: the values.
-        sparse: for each value, the size of a row as in ``Column.sparse``: the count of stored
-            numbers if a value of x is stored in sparse form, the bytes of a row if it holds
+        sparse: for each value, the size of a row as in ``Column.sparse``: the number of stored
+            entries if a value of x is stored in sparse form, the bytes of a row if it holds
             strings, else 0.
         parts: number of DataFrame columns that are joined in each value; empty: 1 each.
     """
@@ -153,7 +154,7 @@ class Sample(NamedTuple):
         """Return the sample with each array's first row, and the mean row size of sparse and text arrays.
 
         Raises:
-            DataError: labels or weights are sparse; names them.
+            DataError: labels or weights are sparse. The message names the first.
         """
         sparse = [array.row if isinstance(array, SparseRows) else 0 for array in arrays]
         x = set(leaves(self.form[:1]))
@@ -178,9 +179,9 @@ class Sample(NamedTuple):
         """Return the sample of x, of (x, y), or of (x, y, sample_weight).
 
         Args:
-            parts: an array or a structure of arrays for each.
+            parts: x, y and sample_weight, each an array or a structure of arrays.
             counts: number of arrays that the model takes for x and for y.
-            names: their names in errors.
+            names: the names of the parts in errors.
         """
         form: list[Template] = []
         labels: list[str] = []

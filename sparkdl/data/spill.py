@@ -1,14 +1,14 @@
 """A worker's rows on the executor's disk: blocks are written, batches are read.
 
 Rows are written once, to files in Spark's local directories. The files are unlinked as soon as they are open,
-so a killed worker leaves nothing behind. They are memory-mapped: every epoch reads from there, without Python
-objects for rows, and the page cache handles a lack of memory.
+so a killed worker leaves nothing behind. They are memory-mapped: every epoch reads rows from them without
+creating Python objects, and the system's page cache holds as many as memory allows.
 
-Up to ``MEMORY`` bytes of rows are mixed as a whole. If there are more, the rows are first moved into
-*buckets*, each a random selection by key. As many buckets as fit into ``MEMORY`` are then mixed at a time,
-see ``batch_plan.Order``. So a pass reads from few places on the disk at a time, for any number of rows, and
-prefetches the next buckets while it trains on the current ones. Keys and positions of rows are in mapped
-files too.
+Up to ``MEMORY`` bytes of rows are shuffled as a whole. If there are more, the rows are first moved into
+*buckets*, each a random selection by key (without a seed, a range of keys). As many buckets as fit into
+``MEMORY`` are then shuffled at a time, see ``batch_plan.Order``. So a pass reads from few places on the disk
+at a time, for any number of rows, and the next buckets are read ahead during training on the current ones.
+The keys and the order of rows in buckets are in mapped files too.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, entry_of, rows_of
 
 MEMORY = 256 << 20
-INDEX_BYTES = 128  # minimum size assumed for a row, because mixing needs memory for its indices
+INDEX_BYTES = 128  # minimum size assumed for a row, because shuffling needs memory for its indices
 KEY, PLACE = Column("key", (), "uint64"), Column("place", (), "int64")
 SPAN = Column("span", (2,), "int64")  # start and length of a row in the file of entries
 
 
 class Rows:
-    """A worker's rows of one part, in the order of their keys; batches are views if possible.
+    """A worker's rows of one part, in an order that their keys determine; batches are views if possible.
 
     Args:
         columns: an array per column of the schema.
         schema: the rows' schema.
-        order: the index of each row in the arrays; None keeps their order.
+        order: the index of each row in the arrays; None keeps the order of the arrays.
         buckets: number of rows in each bucket; the first bucket has the first rows.
     """
 
@@ -84,7 +84,7 @@ class Rows:
                 rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
-        """Return True if labels are whole numbers and all rows have the same one."""
+        """Return True if there are several rows, and all have the same label, a whole number."""
         if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
         labels = self.columns[self.schema.template[1]]
@@ -120,7 +120,7 @@ class SpillFile:
         schema: the blocks' schema.
         directory: the directory of the files, which are unlinked at once.
         seed: the seed of the buckets; None keeps rows in the order of their keys.
-        memory: bytes of rows that are mixed together.
+        memory: maximum bytes of rows that are shuffled together.
 
     Attributes:
         empty: number of source partitions that were reported as empty.

@@ -41,9 +41,9 @@ from sparkdl.transport.exchange import Endpoint
 
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 CONNECT_SECONDS = 5.0
-PORTS = {"spark": 7077, "sc": 15002, "https": 443, "http": 80}  # where a URL names none
+PORTS = {"spark": 7077, "sc": 15002, "https": 443, "http": 80}  # the default for a URL without a port
 ROWS, EPOCHS = 64, 3
-LARGEST = 1e-3  # the largest distance from Keras's weights; a lost row makes more than 1e-2
+LARGEST = 1e-3  # the largest relative difference from Keras's weights; a lost row causes more than 1e-2
 ADDRESS = "Correct --master, start the master, or open its port to this machine."
 
 
@@ -52,7 +52,7 @@ class Cluster:
 
     Args:
         options: the application to check.
-        log: the file that has the output of Spark.
+        log: the file with the output of Spark.
     """
 
     application: SparkApplication
@@ -79,7 +79,8 @@ class Cluster:
             )
         if isinstance(self._started, Exception):
             said = _why(self._started, self._log).rstrip(".")
-            return Finding("failed", f"Spark did not start: {said}. Correct --master or that setting.")
+            text = f"Spark did not start: {said}. Correct --master or the setting that caused this."
+            return Finding("failed", text)
         self.application = self._started
         master = self.options.master if self.application.remote else self.application.setting("spark.master")
         version = self.application.session.version
@@ -92,7 +93,7 @@ class Cluster:
             self._started = error
 
     def slots(self) -> Finding:
-        """Check that there are slots for all workers; if there are fewer, go on with fewer workers."""
+        """Check that there are slots for all workers; if the check fails, later checks use fewer workers."""
         wanted = self.num_workers
         try:
             self.application.num_workers(wanted, None, self.options.timeout)
@@ -105,7 +106,7 @@ class Cluster:
         return Finding("ok", f"{found}; workers: {wanted}")
 
     def executors(self) -> Finding:
-        """Compare the Python and the packages of executors with those of this process; import Keras there."""
+        """Compare the Python and packages of executors with those of this process; import Keras there."""
         self.application.require_python(keras_settings.backend())
         with self._time_limit():
             self._found = self._probe(None)
@@ -117,13 +118,14 @@ class Cluster:
             return Finding(
                 "warning",
                 f"{least['free'] / (1 << 30):.1f} GiB free in {least['folder']} on {least['host']}. Free "
-                "some, or set spark.local.dir to another folder.",
+                "some space, or set spark.local.dir to another folder.",
             )
-        return Finding("ok", f"Python {pythons} with the packages of this one; tasks by host: {tasks}")
+        text = f"Python {pythons} with packages that match the driver's; tasks by host: {tasks}"
+        return Finding("ok", text)
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """Cancel the jobs of a ``with`` block after the timeout; tasks may wait for executors without end.
+        """Cancel the jobs of a ``with`` block after the timeout; tasks may wait for executors forever.
 
         Raises:
             ClusterError: the time is up.
@@ -153,7 +155,7 @@ class Cluster:
 
     @property
     def has_gpus(self) -> bool:
-        """True if a task of ``executors`` saw a GPU."""
+        """True if a task of the check ``executors`` found a GPU."""
         return any(each["gpus"] for each in self._found)
 
     def gpus(self) -> Finding:
@@ -162,7 +164,7 @@ class Cluster:
         text = ", ".join(f"GPU {gpu} on {host}" for host, gpu in sorted(held))
         if without := sum(not each["gpus"] for each in self._found):
             return Finding(
-                "warning", f"{text}; {without} of the workers have none. Use executors that are alike."
+                "warning", f"{text}; {without} of the workers have no GPU. Use executors that all have GPUs."
             )
         self._shared = max(held.values()) > 1
         if self._shared:
@@ -186,7 +188,7 @@ class Cluster:
         expected = preflight.expectations(keras_settings.backend(), local=cluster.local)
         stages = jobs.StageFactory(expected=expected, endpoint=endpoint, profile=cluster.profile)
         stage = stages.make(ProbeTask(arrow=cluster.remote))
-        barrier = not cluster.dynamic  # so that each task is on a slot of its own
+        barrier = not cluster.dynamic  # so that each task is in a different slot
         if cluster.remote:
             frame = cluster.session.range(0, count, 1, count)
             rows = jobs.run(
@@ -209,7 +211,7 @@ class Cluster:
         y = x.sum(axis=1, keepdims=True)
         plain, trained = _model(), _model()
         start = trained.get_weights()
-        # In one batch of all rows, their order does not matter.
+        # Each batch has all rows, so their order does not matter.
         options: dict[str, Any] = {"batch_size": ROWS, "epochs": EPOCHS, "verbose": 0}
         plain.fit(x, y, **options)
         patience = FaultTolerance(start_timeout=self.options.timeout)
@@ -224,9 +226,8 @@ class Cluster:
             model.fit(x, y, **options)
         distance = _distance(trained.get_weights(), plain.get_weights(), start)
         text = (
-            f"{counted(self.num_workers, 'worker')} in {time.monotonic() - begun:.0f} s; weights differ from "
-            "those of keras.Model.fit by "
-            f"{distance:.0e} of their change"
+            f"{counted(self.num_workers, 'worker')} in {time.monotonic() - begun:.0f} s; relative difference "
+            f"from the weights of keras.Model.fit: {distance:.0e}"
         )
         if not distance <= LARGEST:
             return Finding("failed", f"{text}, expected at most {LARGEST:.0e}. Report this as a bug.")
@@ -239,20 +240,20 @@ class Cluster:
 
 
 def _application(options: Options) -> SparkApplication:
-    """Start the application as a fit does that finds no session; over Spark Connect, open a session."""
+    """Start the application as a fit without a session does; over Spark Connect, open a session."""
     if options.remote:
         builder = SparkSession.builder.remote(str(options.master))
         for setting in options.settings:
             builder = builder.config(*setting.split("=", 1))
         return application_of(builder.getOrCreate())
-    os.environ.pop("SPARK_REMOTE", None)  # overruled by --master
+    os.environ.pop("SPARK_REMOTE", None)  # --master takes precedence
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         settings = [*(f"{name}={value}" for name, value in QUIET.items()), *options.settings]
         more = [part for setting in settings for part in ("--conf", setting)]
         more += ["--master", options.master] if options.master else []
         given = os.environ.get("PYSPARK_SUBMIT_ARGS", "").removesuffix("pyspark-shell")
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"{given} {shlex.join(more)} pyspark-shell"
-        # spark-submit's last resort, after its arguments and its configuration files
+        # spark-submit reads this last, after its arguments and its configuration files
         os.environ.setdefault("MASTER", f"local[{options.num_workers}]")
     application = application_of(own_gpus=True)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -261,7 +262,7 @@ def _application(options: Options) -> SparkApplication:
 
 
 def _unreachable(master: str) -> str | None:
-    """Return an error if no address of a master accepts connections; None if it has none to try.
+    """Return an error if no address of a master accepts connections; None if one does, or there is none.
 
     Spark itself would try for a minute.
     """
@@ -291,7 +292,7 @@ def _why(error: Exception, log: Path) -> str:
 
 
 def _model() -> keras.Model:
-    """Return a compiled model with always the same weights."""
+    """Return a compiled model whose initial weights are always the same."""
     layers = [
         keras.Input((4,)),
         keras.layers.Dense(8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
@@ -303,7 +304,7 @@ def _model() -> keras.Model:
 
 
 def _distance(weights: list[Any], others: list[Any], start: list[Any]) -> float:
-    """Return the distance between two lists of arrays, as a part of their distance from the start."""
+    """Return the distance between two lists of arrays, relative to that of ``others`` from ``start``."""
     one, other, before = (
         np.concatenate([each.ravel() for each in part]) for part in (weights, others, start)
     )

@@ -10,7 +10,8 @@ from sparkdl.doctor import installation
 from sparkdl.doctor.options import Options, parse
 from sparkdl.doctor.report import Finding, Report, quiet
 
-AFTER = "Keras", "Spark", "Slots", "Executors", "Endpoint", "Fit"  # the checks that failures may leave out
+# Checks that are skipped if one that they depend on failed.
+AFTER = "Keras", "Spark", "Slots", "Executors", "Endpoint", "Fit"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def examine(options: Options, report: Report, log: Path) -> None:
-    """Run the checks. A check that needs a failed one is left out.
+    """Run the checks. A check that depends on a failed one is skipped.
 
     Args:
         options: the options.
-        report: gets the lines.
-        log: the file that has the output of Spark and of the backend.
+        report: the report that the lines are added to.
+        log: the file with the output of Spark and of the backend.
     """
     sound = report.check("Python", installation.python)
     sound = report.check("Packages", installation.packages) and sound

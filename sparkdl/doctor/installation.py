@@ -35,7 +35,7 @@ def python() -> Finding:
     oldest, newest = (".".join(map(str, version)) for version in PYTHONS)
     found = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     if sys.version_info[:2] < PYTHONS[0]:
-        return Finding("failed", f"{found}; sparkdl needs Python {oldest} or newer. Install one.")
+        return Finding("failed", f"{found}; sparkdl needs Python {oldest} or newer. Install it.")
     if sys.version_info[:2] > PYTHONS[1]:
         return Finding("warning", f"{found}; the newest tested Python is {newest}. Use that if a fit fails.")
     return Finding("ok", found)
@@ -50,7 +50,7 @@ def packages() -> Finding:
     except metadata.PackageNotFoundError:
         return Finding(
             "warning",
-            f"{DISTRIBUTION} is not installed with pip, so the versions of packages are unknown. "
+            f"{DISTRIBUTION} is not installed with pip, so the required versions of packages are unknown. "
             f"{_install('spark')}",
         )
     unmet = {each: version_of(each.name) for each in needed if not _is_met(each)}
@@ -62,7 +62,7 @@ def packages() -> Finding:
 
 
 def requirements(extra: str = "") -> Iterator[Requirement]:
-    """Yield the requirements of sparkdl; of an extra, those that the extra adds.
+    """Yield the requirements of sparkdl; with ``extra``, only those that the extra adds.
 
     Raises:
         PackageNotFoundError: sparkdl is not installed with pip.
@@ -85,7 +85,7 @@ def version_of(name: str) -> str | None:
     except metadata.PackageNotFoundError:
         if name != "pyspark" or importlib.util.find_spec(name) is None:
             return None
-        return str(importlib.import_module(name).__version__)  # Spark brings it along, unknown to pip
+        return str(importlib.import_module(name).__version__)  # the copy of Spark, which pip does not know
 
 
 def _is_met(requirement: Requirement) -> bool:
@@ -98,14 +98,16 @@ def _install(extra: str) -> str:
 
 
 def name() -> Finding:
-    """Check that no other distribution has a package called sparkdl; ``sparkdl`` itself refuses a mixture."""
+    """Check that no other distribution installs a package named sparkdl.
+
+    If both are in the same folder, the import of ``sparkdl`` has already failed.
+    """
     package = Path(sparkdl.__file__).parent
     others = sorted(set(metadata.packages_distributions().get("sparkdl", ())) - {DISTRIBUTION})
     if others:
         shown = " and ".join(f"{each} {version_of(each)}" for each in others)
-        return Finding(
-            "warning", f"{shown} is installed too, elsewhere. Run pip uninstall {' '.join(others)}."
-        )
+        remedy = f"Run pip uninstall {' '.join(others)}."
+        return Finding("warning", f"{shown} is also installed, in a different folder. {remedy}")
     return Finding("ok", f"{sparkdl.__version__} ({package})")
 
 
@@ -120,10 +122,10 @@ def keras() -> Finding:
         missing = (error.name or "").split(".")[0]
         known = missing in ("tensorflow", "jax", "torch")
         remedy = _install(missing) if known else f"Install {missing}."
-        other = " Or set KERAS_BACKEND to the backend that you have." if known else ""
+        other = " Or set KERAS_BACKEND to a backend that is installed." if known else ""
         return Finding("failed", f"Keras needs {missing}, which is not installed. {remedy}{other}")
     backend = str(module.backend.backend())
-    require_supported(backend)  # a file may name it, too
+    require_supported(backend)  # Keras's configuration file may set the backend too
     found = str(sys.modules[backend].__version__)
     for each in _of_backend(backend):
         if not each.specifier.contains(found, prereleases=True):
@@ -177,5 +179,5 @@ def disk() -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < LEAST_SPACE:
-        return Finding("warning", f"{text}. Free some, or set TMPDIR to another folder.")
+        return Finding("warning", f"{text}. Free some space, or set TMPDIR to another folder.")
     return Finding("ok", text)

@@ -16,7 +16,7 @@ class Options:
 
     Attributes:
         master: the URL of the master, or of a Spark Connect server (``sc://``). None: the master in Spark's
-            configuration; without one, this machine.
+            configuration; if there is none, this machine.
         num_workers: the number of workers.
         settings: settings of Spark, each as KEY=VALUE.
         timeout: the seconds to wait for Spark to start, and then for its executors and their first tasks.

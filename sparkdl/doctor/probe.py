@@ -1,4 +1,4 @@
-"""The task that looks at an executor. Executors import this file, which is why it imports so little."""
+"""The task that examines an executor. Executors import this file, so it imports little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProbeTask(Task[object]):
     """Describe the task's process and machine.
 
     Attributes:
-        arrow: whether to yield Arrow batches of a column "data", for a DataFrame; else bytes.
+        arrow: whether to yield Arrow batches of a column "data", for a DataFrame; otherwise bytes.
     """
 
     arrow: bool

@@ -1,4 +1,4 @@
-"""The report of the checks: a line each, on the terminal alone.
+"""The report of the checks: one line each, written only to the terminal.
 
 This file and ``installation`` import nothing but the standard library when they are loaded, so that the
 doctor also runs where a package is missing.
@@ -36,12 +36,12 @@ class Report:
     """The lines of the checks.
 
     Args:
-        out: the terminal, or the file, that gets the lines.
+        out: the terminal or the file that the lines are written to.
 
     Attributes:
         checked: the names of all checks so far.
         failed: the names of those that failed.
-        warned: the names of those with a warning.
+        warned: the names of those that gave a warning.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, SparkDLError):
         return str(error).split("\n")[0]
     traceback.print_exception(error)  # into the log, which is this process's standard error now
-    return f"{reason_of(error).rstrip('.')}. Look for the cause in the log below."
+    return f"{reason_of(error).rstrip('.')}. See the log named below."
 
 
 @contextmanager

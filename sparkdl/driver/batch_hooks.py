@@ -4,9 +4,9 @@ Executors do not wait for the driver after a batch. They report rows and metric 
 At each report the driver calls the hooks of every batch since the last report, in order, with the merged
 results so far. So an epoch has as many calls as in Keras, and the last one gets the final results.
 
-During an epoch the driver's model keeps the weights that the epoch began with. A callback with a number of
-batches as ``save_freq``, such as ModelCheckpoint, is a *saver*: it is called with weights that the driver
-requested from the workers.
+During an epoch the driver's model keeps the weights that the epoch began with. A callback whose
+``save_freq`` is a number of batches, such as a ModelCheckpoint, is a *saver*: it is called with weights that
+the driver requested from the workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def overrides(callback: object, hook: str) -> bool:
 
 
 def saves(callback: object) -> bool:
-    """Return True if a callback saves weights after a number of batches, as ModelCheckpoint can."""
+    """Return True if a callback saves weights every few batches, as ModelCheckpoint can."""
     freq = getattr(callback, "save_freq", None)
     return isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
 
@@ -78,7 +78,7 @@ class BatchHooks:
         self.savers = [one for one in kept if saves(one)]
         self.others = [one for one in kept if one not in self.savers]
         self.every = min((one.save_freq for one in self.savers), default=0)
-        self.saved, self.unsaved = 0, 0  # batches at the savers' last call, and since the last save
+        self.saved, self.unsaved = 0, 0  # batches at the savers' last call, and since a save was last due
         self.iterations = 0
         self.weights: list[bytes] = []  # digests of weights that hooks must not change; empty: no check
         self.announced, self.warned = False, False
@@ -112,7 +112,7 @@ class BatchHooks:
             self._announce()
 
     def mark(self) -> None:
-        """Record the model's present weights, which hooks must not change."""
+        """Record the model's current weights, which hooks must not change."""
         self.weights = keras_variables.digests(self.model.weights) if self.not_from_keras else []
 
     def _announce(self) -> None:
@@ -175,7 +175,7 @@ class BatchHooks:
             callback.on_train_batch_end(end, logs=logs)
 
     def check(self) -> None:
-        """Raise if a hook has set weights since the epoch began.
+        """Raise an error if a hook has set weights since the epoch began.
 
         Raises:
             ConfigError: a hook has set weights.

@@ -23,7 +23,7 @@ def test_a_mixed_installation_is_refused(tmp_path):
     result = imported(tmp_path)
 
     assert 0 != result.returncode
-    assert "it also has graph, transformers of another project" in result.stderr
+    assert "it also has graph, transformers of a different project" in result.stderr
     assert "pip uninstall -y sparkdl sparkdl-keras" in result.stderr
 
 

@@ -84,7 +84,7 @@ def test_a_number_that_does_not_fit_is_named_once():
 )
 def test_how_many_rows_are_refused_is_said(values, shape, kind, count):
     """The error has the number of bad rows in the batch."""
-    with pytest.raises(DataError, match=f"{count} of the 3 rows in this batch cannot be used.$"):
+    with pytest.raises(DataError, match=f"{count} of the 3 rows that were read together cannot be used.$"):
         blocks(values, shape, kind)
 
 

@@ -20,7 +20,8 @@ def test_how_many_rows_are_refused_is_said(sparse):
     """The error counts nulls and wrong shapes in the block."""
     column = Column("x", (2,), "float32", sparse)
 
-    with pytest.raises(DataError, match="row 1 of .* 3 of the 4 rows in this batch cannot be used.$"):
+    message = "row 1 of .* 3 of the 4 rows that were read together cannot be used.$"
+    with pytest.raises(DataError, match=message):
         column.of([[1.0, 2.0], None, [1.0], [1.0, None]], "partition 0")
 
 

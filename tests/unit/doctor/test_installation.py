@@ -172,7 +172,7 @@ def test_another_sparkdl_elsewhere_is_a_warning(installed, tmp_path_factory):
     shown = name_in(f"{installed}{os.pathsep}{elsewhere}")
 
     assert "mark='warning'" in shown
-    assert "sparkdl 0.2.2 is installed too, elsewhere. Run pip uninstall sparkdl." in shown
+    assert "sparkdl 0.2.2 is also installed, in a different folder. Run pip uninstall sparkdl." in shown
 
 
 def test_an_unexpected_exception_is_one_line():
@@ -187,7 +187,7 @@ def test_an_unexpected_exception_is_one_line():
 
     assert not passed
     assert ["Disk"] == made.failed
-    assert "Disk       failed   OSError: no such. Look for the cause in the log below.\n" == out.getvalue()
+    assert "Disk       failed   OSError: no such. See the log named below.\n" == out.getvalue()
 
 
 def test_a_disk_that_is_nearly_full_is_a_warning(monkeypatch):
