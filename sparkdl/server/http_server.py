@@ -103,14 +103,24 @@ class _Chunks:
         Raises:
             WireError: the body is not chunked correctly.
         """
-        parts = []
-        while size and (self._left or self._next()):
-            parts.append(self._exactly(min(size, self._left)))
-            size -= len(parts[-1])
-            self._left -= len(parts[-1])
-            if not self._left and self._exactly(2) != b"\r\n":
-                raise WireError("The length of a chunk of the body is wrong.")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = bytearray(size)
+        return bytes(data[: self.readinto(memoryview(data))])
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer of bytes; return their number, which is smaller at the end of the body.
+
+        Raises:
+            WireError: the body is not chunked correctly.
+        """
+        filled = 0
+        while filled < len(buffer) and (self._left or self._next()):
+            part = buffer[filled : filled + self._left]
+            self._fill(part)
+            filled += len(part)
+            self._left -= len(part)
+            if not self._left:
+                self._end_chunk()
+        return filled
 
     def _next(self) -> bool:
         """Begin the next chunk; return False at the end of the body."""
@@ -122,11 +132,16 @@ class _Chunks:
             self._ended = not self._left
         return not self._ended
 
-    def _exactly(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        if len(data) < size:
+    def _end_chunk(self) -> None:
+        end = bytearray(2)
+        self._fill(memoryview(end))
+        if end != b"\r\n":
+            raise WireError("The length of a chunk of the body is wrong.")
+
+    def _fill(self, buffer: memoryview) -> None:
+        """Fill a buffer with what follows. A raw stream would fill it with what has arrived."""
+        if self._stream.readinto(buffer) < len(buffer):
             raise WireError("The body ended early.")
-        return data
 
 
 class _Request(cheroot.server.HTTPRequest):

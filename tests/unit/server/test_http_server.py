@@ -304,10 +304,8 @@ def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, stor
 def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
     """A broken socket is a connection error for the worker and does not fail the run."""
     stream = mock.Mock()
-    stream.read.side_effect = [
-        messages.encode_update(update_of(store, 0, np.ones(5))),
-        OSError(113, "no way"),
-    ]
+    stream.read.return_value = messages.encode_update(update_of(store, 0, np.ones(5)))
+    stream.readinto.side_effect = OSError(113, "no way")
 
     with pytest.raises(ConnectionError):
         next(http_app._replies(store, Traffic(), stream))
