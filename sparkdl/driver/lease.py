@@ -72,7 +72,7 @@ class Owner:
 
     @classmethod
     def of(cls, data: bytes) -> Owner:
-        """Return the owner of a record.
+        """Return the owner that a record describes.
 
         Raises:
             ValueError: the data is not a record, or has values that no run writes.
@@ -98,11 +98,11 @@ class Owner:
         return json.dumps(asdict(self)).encode()
 
     def is_gone(self) -> bool:
-        """Return True if this machine knows that the owner's process has ended."""
+        """Return True if the owner ran on this machine, and its process or its run is known to have ended."""
         if self.machine is None or self.machine != _machine():
             return False
         if self.process == os.getpid():
-            return self.id not in _held  # left by an earlier fit, or by a process of the same id
+            return self.id not in _held  # left by an earlier fit, or by an earlier process with the same id
         try:
             os.kill(self.process, 0)
         except ProcessLookupError:
@@ -166,7 +166,7 @@ class Lease:
     def acquire(self) -> None:
         """Become the owner of the folder.
 
-        This takes a moment if the folder is free, or if this machine knows that the owner's process has
+        This takes a moment if the folder is free, or if the owner ran on this machine and its process has
         ended; otherwise up to ``SILENCE_SECONDS``.
 
         Raises:
@@ -256,7 +256,7 @@ class Lease:
         seen: list[object] = []
         while silent < SILENCE_SECONDS:
             if owner.is_gone():
-                self._say_takeover(owner, "whose process has ended")
+                self._say_takeover(owner, "whose run has ended")
                 return
             if not seen:
                 logger.info("Waiting up to %.0f s for a heartbeat of %s.", SILENCE_SECONDS, owner)
@@ -383,7 +383,7 @@ class Lease:
                 self._remove()
         except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
             logger.warning(
-                "The lease of %s could not be removed; the next run may wait %.0f s: %s",
+                "The lease of %s could not be removed; the next run may have to wait %.0f s: %s",
                 self.uri,
                 SILENCE_SECONDS,
                 error,

@@ -131,7 +131,7 @@ class FitArguments:
         if len(data) not in (1, 2, 3):
             raise ConfigError(
                 "validation_data should be (x, y) or (x, y, sample_weight), an RDD or a DataFrame; got a "
-                f"tuple of length {len(data)}."
+                f"{type(data).__name__} of length {len(data)}."
             )
         return make(tuple(data), names)
 
@@ -162,7 +162,7 @@ class UserModel:
     carried: tuple[int, bytes, CarriedState | None] | None = None
 
     def trainability(self) -> trainability.Trainability:
-        """Return the model's ``trainable`` flags; on TensorFlow, the last fit's until recompiled."""
+        """Return the model's ``trainable`` flags; on TensorFlow, the last fit's until ``compile``."""
         return trainability.Trainability(self.model) if self.flags is None else self.flags.still()
 
     def carried_state(self, num_workers: int) -> CarriedState | None:
@@ -337,7 +337,9 @@ def _settle_steps(
 
 
 def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> tuple[int, str]:
-    """Return the number of workers and the reason: at most ``most`` if they divide each batch.
+    """Return the number of workers, and the reason for it.
+
+    If workers divide each batch, their number is at most ``most``.
 
     Raises:
         ConfigError: several were requested, and every batch of the model must have ``fixed`` rows.
@@ -402,7 +404,7 @@ def _look_at_rows(
 
 
 def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
-    """Refuse rows of arrays that cannot be trained on, or warn of them; workers check other sources.
+    """Refuse rows of arrays that cannot be trained on, or warn of them; workers check all other rows.
 
     Raises:
         DataError: there are such rows, and ``nan`` is "error".
@@ -422,7 +424,7 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
             outputs.
     """
     if rows.weights:
-        raise ConfigError("class_weight should be left out where rows have sample weights; got both.")
+        raise ConfigError("class_weight should be left out if rows have sample weights; got both.")
     if not rows.labelled:
         raise ConfigError("class_weight needs labels; got rows without labels. Leave class_weight out.")
     if not isinstance(schema.template[1], int):

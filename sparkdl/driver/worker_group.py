@@ -82,7 +82,7 @@ class WorkerGroup:
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
         start_timeout: the maximum seconds between the starts of the first and the last worker.
         address: the URL of the endpoint; None if it is in worker 0.
-        on_event: a function that records an event, from its text and its level.
+        on_event: a function of the text and the level of an event, which records it.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
         waiting: what the workers that do not train yet are doing, or why they have not started.
     """
@@ -113,6 +113,13 @@ class WorkerGroup:
     def most_stale(self) -> int:
         """The maximum number of restarts because of stale Python processes."""
         return 3 * self.store.shape.num_workers
+
+    @property
+    def restart_point(self) -> str:
+        """The point that the workers continue from after a restart, in words."""
+        if isinstance(self.store, GroupCoordinator) and not self.store.aggregation.has_rounds:
+            return "after each worker's last counted update"
+        return f"from the snapshot at {self.store.snapshot}"
 
     def start(self) -> None:
         """Submit the job of the present generation."""
@@ -163,7 +170,7 @@ class WorkerGroup:
             self.stale += 1
             self.cancel()
         elif self.barrier and failures.refuses_barrier(error):
-            logger.info("Spark cannot run these rows in a barrier stage; starting the workers without one.")
+            logger.info("Spark cannot compute these rows in a barrier stage; starting workers without one.")
             self.barrier = False
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
@@ -172,8 +179,8 @@ class WorkerGroup:
             self.cancel()
             self.store.restart()
             text = (
-                f"A worker was lost; the workers restart ({self.failures} of {self.restarts}), with the "
-                f"snapshot of {self.store.snapshot}: {str(error).splitlines()[0][:300]}"
+                f"A worker was lost; the workers restart ({self.failures} of {self.restarts}) and continue "
+                f"{self.restart_point}: {str(error).splitlines()[0][:300]}"
             )
             logger.warning("%s", text)
             self.on_event(text, "warning")
@@ -190,7 +197,7 @@ class WorkerGroup:
         total = self.store.shape.num_workers
         if not missing:
             self.formed, self.waiting = True, "the workers are storing their rows"
-            if self.address is None:  # the endpoint in worker 0 does not tell who has joined
+            if self.address is None:  # the endpoint in worker 0 does not report which workers have joined
                 self.waiting = "the workers are starting or storing their rows"
             return
         if len(missing) < total:

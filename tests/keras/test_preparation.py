@@ -44,11 +44,13 @@ def test_settings_are_those_of_the_arguments(batch_size, rows):
     assert FitConfig(batch_size=rows, epochs=3, seed=1) == arguments.settings(batch_size)
 
 
-def test_validation_data_of_four_parts_is_refused():
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_validation_data_of_four_parts_is_refused(kind):
     """Validation data is x, y and sample weights at most."""
-    arguments = FitArguments(**DEFAULTS | {"validation_data": ([[1.0, 2.0]], [1.0], [1.0], [1.0])})
+    arguments = FitArguments(**DEFAULTS | {"validation_data": kind(([[1.0, 2.0]], [1.0], [1.0], [1.0]))})
+    received = f"got a {kind.__name__} of length 4"
 
-    with pytest.raises(ConfigError, match=r"validation_data should be \(x, y\).*got a tuple of length 4"):
+    with pytest.raises(ConfigError, match=rf"validation_data should be \(x, y\).*{received}"):
         arguments.validation_rows(compiled())
     assert FitArguments(**DEFAULTS).validation_rows(compiled()) is None
 

@@ -146,7 +146,8 @@ def test_after_a_worker_was_killed(problem, tmp_path, caplog, mode, frequency, e
     assert len(history.history["loss"]) == 5
     if mode == "synchronous":
         place = "round 2 of epoch 3" if every else "the end of epoch 2"
-        assert any(f"restart (1 of 3), with the snapshot of {place}:" in line for line in caplog.messages)
+        text = f"restart (1 of 3) and continue from the snapshot at {place}:"
+        assert any(text in line for line in caplog.messages)
         assert history.history == undisturbed.history
         assert all(
             np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True)
@@ -174,9 +175,8 @@ def test_after_a_worker_was_killed_in_an_evaluation(problem, tmp_path, caplog, f
     (whole, undisturbed), (model, history) = fits
     assert marker.exists()
     assert history.training["restarts"] == 1
-    assert any(
-        "restart (1 of 3), with the snapshot of the end of epoch 1:" in line for line in caplog.messages
-    )
+    text = "restart (1 of 3) and continue from the snapshot at the end of epoch 1:"
+    assert any(text in line for line in caplog.messages)
     assert history.training["exchanges"] == undisturbed.training["exchanges"]
     assert history.history == undisturbed.history
     assert all(np.array_equal(a, b) for a, b in zip(whole.get_weights(), model.get_weights(), strict=True))

@@ -151,7 +151,7 @@ def test_a_run_whose_process_has_ended_here_loses_the_folder_at_once(tmp_path, c
 
         assert clock.now == 0
         assert "from process" in caplog.text
-        assert "whose process has ended" in caplog.text
+        assert "whose run has ended" in caplog.text
     finally:
         process.kill()
         process.wait()
