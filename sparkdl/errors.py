@@ -15,7 +15,7 @@ The tree::
         PreflightError       an executor's environment does not match the driver's
         StaleWorkerError     a Spark Python process is bound to another backend or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
-      DivergedError          workers keep sending NaN or Inf, or merged updates blow up the weights
+      DivergedError          training diverged: updates are unusable, or ruin the merged weights
       WorkerLostError        an executor or its Python process died more often than allowed
 """
 
@@ -39,7 +39,7 @@ ADVICE = "The same rows and code would fail again. Correct the code at the lines
 
 
 class SparkDLError(Exception):
-    """Base class of all exceptions that this package raises on purpose.
+    """Base class of the exceptions that this package defines.
 
     Attributes:
         cause: the underlying exception, such as Spark's own; it is not printed.
@@ -78,7 +78,10 @@ class RuleError(SparkDLError):
 
 
 class DivergedError(SparkDLError):
-    """Training diverged: workers keep sending NaN or Inf, or merged updates blow up the weights."""
+    """Training diverged.
+
+    Workers keep sending NaN, Inf or values that are too large, or merged updates ruin the weights.
+    """
 
 
 class WireError(SparkDLError):
@@ -89,8 +92,9 @@ class RefusedError(SparkDLError):
     """The endpoint refused a request.
 
     Attributes:
-        status: the HTTP status: 400 malformed, 401 no token, 409 an old generation or a superseded
-            attempt, 410 the run is over, 413 too large, 422 another model's layout.
+        status: the HTTP status, such as 400 (malformed), 401 (no valid token), 409 (an old generation or a
+            superseded attempt), 410 (the run is over), 413 (wrong size) or 422 (the layout of a different
+            model, or different rows).
     """
 
     def __init__(self, status: int, message: str) -> None:

@@ -130,7 +130,7 @@ def to_labeled_point(
         categorical: whether to convert labels, which are one-hot vectors, to class indices.
 
     Raises:
-        DataError: an array has another shape.
+        DataError: an array has a different shape.
     """
     features, labels = _aligned(features, labels, categorical)
     pairs = zip(labels.tolist(), features, strict=True)
@@ -140,7 +140,7 @@ def to_labeled_point(
 def from_labeled_point(
     points: RDD[LabeledPoint], categorical: bool = False, nb_classes: int | None = None
 ) -> tuple[Array, Array]:
-    """Return the features and the labels of an RDD of LabeledPoint as arrays, float64.
+    """Return the features and the labels of an RDD of LabeledPoint as float64 arrays.
 
     Args:
         points: the RDD.
@@ -148,7 +148,7 @@ def from_labeled_point(
         nb_classes: number of classes; by default the largest label plus 1.
 
     Raises:
-        DataError: ``categorical``, and a label is not a class index.
+        DataError: ``categorical`` is True, and a label is not a class index.
     """
     pairs = points.map(lambda point: (point.features.toArray(), point.label)).collect()
     return _arrays(pairs, categorical, nb_classes)
@@ -166,7 +166,7 @@ def to_data_frame(
         categorical: whether to convert labels, which are one-hot vectors, to class indices.
 
     Raises:
-        DataError: an array has another shape.
+        DataError: an array has a different shape.
     """
     features, labels = _aligned(features, labels, categorical)
     rows = list(zip(features.astype(float).tolist(), labels.astype(float).tolist(), strict=True))
@@ -181,7 +181,7 @@ def from_data_frame(
     features_col: str = "features",
     label_col: str = "label",
 ) -> tuple[Array, Array]:
-    """Return the features and the labels of a DataFrame as arrays, float64.
+    """Return the features and the labels of a DataFrame as float64 arrays.
 
     Args:
         frame: the DataFrame.
@@ -191,7 +191,7 @@ def from_data_frame(
         label_col: the column of labels.
 
     Raises:
-        DataError: ``categorical``, and a label is not a class index.
+        DataError: ``categorical`` is True, and a label is not a class index.
     """
     found = resolve(frame, (features_col, label_col))
     rows = frame.select(found[features_col].column, found[label_col].column).collect()

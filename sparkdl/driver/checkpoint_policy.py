@@ -42,7 +42,7 @@ class CheckpointPolicy:
         resumed: the checkpoint that the run resumes from, if there is one.
         seed: the seed of every random order.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
-        on_event: a function that records an event, from its text and its level.
+        on_event: a function of the text and the level of an event, which records it.
     """
 
     resumed: Saved | None = None
@@ -54,14 +54,17 @@ class CheckpointPolicy:
         self.on_event: Callable[[str, str], object] = no_event
 
     def restore_store(self, store: Coordinator) -> None:
-        """Restore a store from the checkpoint that the run resumes from, if there is one.
+        """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be saved in a checkpoint.
         """
 
     def restore_model(self) -> int | None:
-        """Restore model and history from the checkpoint; return the next epoch, None without a checkpoint."""
+        """Restore model and history from the checkpoint; return the epoch to continue with.
+
+        None: there is no checkpoint to resume from.
+        """
         return None
 
     def require_owned(self) -> None:
@@ -79,12 +82,17 @@ class CheckpointPolicy:
         return []
 
     def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
-        """Save a final checkpoint if callbacks stopped training, or changed the model as it ended.
+        """Save a final checkpoint if training was stopped or callbacks changed weights in ``on_train_end``.
+
+        Then wait until all checkpoints are written.
 
         Args:
-            store: the run's store.
+            store: the run's coordinator.
             logs: the results of the last epoch.
-            before: the digests of the model's weights before the callbacks.
+            before: the digests of the model's weights before ``on_train_end``.
+
+        Raises:
+            CheckpointError: another run has taken the folder over, or has written to it.
         """
 
     def close(self) -> None:
@@ -129,7 +137,7 @@ class FolderPolicy(CheckpointPolicy):
         self.settings["seed"] = self.seed
 
     def restore_store(self, store: Coordinator) -> None:
-        """Restore a store from the checkpoint that the run resumes from, if there is one.
+        """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be saved in a checkpoint.
@@ -153,7 +161,10 @@ class FolderPolicy(CheckpointPolicy):
         self.checkpoints.start_from(store.snapshot)
 
     def restore_model(self) -> int | None:
-        """Restore model and history from the checkpoint; return the next epoch, None without a checkpoint."""
+        """Restore model and history from the checkpoint; return the epoch to continue with.
+
+        None: there is no checkpoint to resume from.
+        """
         saved, request = self.resumed, self.request
         if saved is None:
             return None
@@ -199,12 +210,17 @@ class FolderPolicy(CheckpointPolicy):
         return keras_variables.digests(self.request.model.weights)
 
     def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
-        """Save a final checkpoint if callbacks stopped training, or changed the model as it ended.
+        """Save a final checkpoint if training was stopped or callbacks changed weights in ``on_train_end``.
+
+        Then wait until all checkpoints are written.
 
         Args:
-            store: the run's store.
+            store: the run's coordinator.
             logs: the results of the last epoch.
-            before: the digests of the model's weights before the callbacks.
+            before: the digests of the model's weights before ``on_train_end``.
+
+        Raises:
+            CheckpointError: another run has taken the folder over, or has written to it.
         """
         if not isinstance(store, Coordinator):
             return
@@ -241,7 +257,7 @@ class FolderPolicy(CheckpointPolicy):
         )
         value = None if logs is None else logs.get(self.checkpoints.config.monitor)
         if self.checkpoints.save(saved, value, wait=logs is not None):
-            self.on_event(f"Checkpoint of {snapshot}.", "info")
+            self.on_event(f"Checkpoint at {snapshot}.", "info")
 
 
 def checkpoint_policy(
@@ -256,8 +272,8 @@ def checkpoint_policy(
         training: counts and timings of the run.
 
     Raises:
-        ConfigError: placement="worker" does not support checkpoints, or the folder has checkpoints but
-            none of them can be used.
+        ConfigError: checkpoints are requested with placement="worker", the folder cannot be used, it has
+            checkpoints and the run is new, or none of its checkpoints can be used.
     """
     fit = request.fit
     if fit.checkpoint is None:

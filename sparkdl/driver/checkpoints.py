@@ -1,10 +1,10 @@
 """Checkpoint files: their content, schedule and retention, and the restoration of a run from one.
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
-and a record (``core.packing``). During training a thread writes it under a temporary name and renames it
-when it is complete. A truncated file, or a checkpoint of another run, is skipped with a
-warning, and the next older checkpoint is used.
-Only the run that has the folder's lease writes or removes files there, and it never replaces a file.
+and a record (``core.packing``). During training, a thread writes it under a temporary name and renames it
+when it is complete. A truncated file, or a checkpoint of a different run, is skipped with a warning, and the
+next older checkpoint is used. Only the run that has the folder's lease writes or removes files there, and it
+never replaces a file.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Words = dict[str, dict[str, str]]  # settings in words, by the part of the progr
 
 @dataclass(frozen=True)
 class Description:
-    """The program of a run, which gives the arrays of a checkpoint their meaning.
+    """A description of the program of a run, which gives the arrays of a checkpoint their meaning.
 
     Attributes:
         words: the settings of optimizer, losses, metrics, layers and fit.
         learning_rate: the rate that the program started with; nan if there is a schedule.
-        outputs: the model's outputs for a fixed input at fixed weights, float32; empty: not known.
+        outputs: the model's outputs for a fixed input at fixed weights, float32; empty if not known.
         constants: a digest of vocabularies and of the weights that are not trained, such as those of frozen
             layers.
     """
@@ -93,7 +93,7 @@ class Description:
 
 
 def _close(saved: list[Array], now: list[Array]) -> bool:
-    """Return True if outputs are equal up to the rounding of another machine, or are not known."""
+    """Return True if outputs are equal up to the rounding of different machines, or are not known."""
     if not saved or not now:
         return True
     return len(saved) == len(now) and all(
@@ -123,7 +123,7 @@ class Saved:
     """The content of a checkpoint.
 
     Attributes:
-        settings: by name, the settings that must be the same in a run that resumes.
+        settings: the settings that must be the same in a run that resumes, by name.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
         snapshot: the snapshot of the run.
         held: the row count and the fingerprint of the rows of each worker.
@@ -132,7 +132,7 @@ class Saved:
         epochs: the numbers of these epochs.
         training: counts and timings so far.
         counters: the coordinator's counters.
-        stopped: whether a callback has stopped training.
+        stopped: whether training was stopped, by a callback or from the live page.
         description: the description of the program.
     """
 
@@ -223,7 +223,8 @@ class Checkpoints:
             self._look()
         except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
-        self._number = max(self._names, default=0)  # of the last write, which may have failed and left a file
+        # The number of the last checkpoint. Its write may have failed and left a file.
+        self._number = max(self._names, default=0)
         if fresh and self._names:
             raise ConfigError(
                 f"{config.uri} has checkpoints of an earlier run. Pass resume=True to continue that run, or "
@@ -249,14 +250,14 @@ class Checkpoints:
     # Resuming.
 
     def newest(self, settings: dict[str, object], description: Description) -> Saved | None:
-        """Return the newest checkpoint that can be used; None if the folder has none.
+        """Return the newest checkpoint that can be used; None if the folder has no checkpoints.
 
         Args:
             settings: the settings of the run that resumes.
             description: the program of that run. Differences that do not prevent resuming are logged.
 
         Raises:
-            ConfigError: there are checkpoints, and none can be used.
+            ConfigError: there are checkpoints, but none can be used.
         """
         reasons = []
         for number in sorted(self._names, reverse=True):
@@ -292,7 +293,7 @@ class Checkpoints:
         return True
 
     def is_due(self, snapshot: Snapshot, *, ends: bool) -> bool:
-        """Return True if a snapshot is to be saved; ``ends``: True after an epoch and its callbacks."""
+        """Return True if a snapshot is to be saved; ``ends`` is True after an epoch and its callbacks."""
         if snapshot is self.saved:
             return False
         if self.config.updates is not None:
@@ -302,14 +303,14 @@ class Checkpoints:
         return ends
 
     def save(self, saved: Saved, value: object = None, *, wait: bool) -> bool:
-        """Hand a checkpoint over to the thread that writes it; return False if it is skipped or fails.
+        """Hand a checkpoint to the thread that writes it; return False if it is skipped or cannot be packed.
 
-        It is skipped if another run uses the folder.
+        It is skipped once another run is known to use the folder.
 
         Args:
             saved: the content of the checkpoint.
             value: the monitored result, by which the best checkpoints are chosen.
-            wait: whether to wait if an earlier checkpoint is still queued; otherwise this one is skipped.
+            wait: whether to wait while an earlier checkpoint is queued. If False, this one is then skipped.
         """
         if self._problem is not None or (self._queue.full() and not wait):
             return False
@@ -320,7 +321,7 @@ class Checkpoints:
         try:
             self._queue.put((packing.parts(saved.values()), rank))
             queued = True
-        except (TypeError, ValueError, RecursionError) as error:  # from values that a callback added to logs
+        except (TypeError, ValueError, RecursionError) as error:  # a callback added such values to logs
             self._fail(error)
             queued = False
         self.start_from(saved.snapshot)
@@ -333,7 +334,7 @@ class Checkpoints:
         )
 
     def start_from(self, snapshot: Snapshot) -> None:
-        """Measure updates and seconds from a snapshot: the last one kept, or the run's first one."""
+        """Count updates and seconds from a snapshot: the last one saved, or the first one of the run."""
         self.saved, self._version, self._time, self._noted = (
             snapshot,
             snapshot.version,

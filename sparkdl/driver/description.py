@@ -2,7 +2,7 @@
 
 A checkpoint holds arrays; the program that made them gives them their meaning. So a checkpoint also holds a
 description of that program: its settings in words, and the model's outputs for a fixed input at fixed
-weights. Two programs with equal outputs compute the same function from the same weights, even if the
+weights. Two programs with equal outputs are taken to compute the same function of the weights, even if the
 configurations of their layers differ.
 """
 
@@ -29,7 +29,8 @@ from sparkdl.modeling.backends.outer import KerasOuter
 
 PLAIN = (bool, int, float, str, bytes, np.generic)
 # Attributes that are not described: names, to which Keras appends numbers; states; properties that follow
-# from the shapes and dtypes of the variables; and values that are used only until the variables exist.
+# from the shapes and dtypes of the variables; values that are used only until the variables exist; and
+# settings that are described in another way.
 LEFT_OUT = {
     "name",
     "path",
@@ -199,7 +200,7 @@ def outputs(model: keras.Model, schema: Schema) -> list[Array]:
         arrays = [
             keras.ops.convert_to_numpy(keras.ops.cast(part, "float32")) for part in keras.tree.flatten(made)
         ]
-    except Exception:  # noqa: BLE001 - a model may raise anything on artificial rows; settings remain
+    except Exception:  # noqa: BLE001 - a model may raise anything on artificial rows
         return []
     return arrays if all(np.isfinite(array).all() for array in arrays) else []
 

@@ -1,8 +1,8 @@
-"""The driver's half of an epoch: merged metrics, the user's callbacks, History.
+"""The driver's part of an epoch: merged metrics, the user's callbacks, History.
 
-Keras's callbacks run on the driver, in the thread that called ``fit``, against the user's own model with
-the merged weights in it. In synchronous modes workers wait for them, so that a stop, a new learning rate
-or new weights take effect exactly where they do in Keras.
+Keras's callbacks run on the driver, in the thread that called ``fit``, with the user's own model, which has
+the merged weights. In synchronous modes workers wait for them between two epochs. So a stop, a new learning
+rate or new weights that are set there take effect exactly where they do in Keras.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_callbacks(callbacks: object) -> list[Callback]:
     """Return the callbacks as a list.
 
     Raises:
-        ConfigError: one is not a Keras callback, or would profile batches, which run on executors; names it.
+        ConfigError: one of them is not a Keras callback, or would profile batches, which run on executors.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -59,7 +59,8 @@ class Metrics:
     """The metrics of the driver's model, which combine those of all workers.
 
     States are added, which is exact for Keras's own metrics. Any other metric is first tested. If its states
-    cannot be added, its ``merge_state(metrics)`` is used if it has one, else a row-weighted mean of results.
+    cannot be added, its ``merge_state(metrics)`` is used. Without this method, the result is the mean of the
+    workers' results, weighted by rows.
 
     Args:
         model: the user's model, its metrics built.
@@ -104,14 +105,14 @@ class Metrics:
         *,
         step: str = "train_step",
     ) -> Results:
-        """Return the results of all workers' metrics, merged: states added, the initial state once.
+        """Return the merged results of all workers' metrics. The initial state is counted only once.
 
         Args:
             states: each worker's metric states.
-            losses: the loss of each batch that workers shared, if it is divided by masks or weights and not
-                by rows.
-            rows: the rows of each of these batches.
-            step: the step that updated the metrics with these rows; it may name their results.
+            losses: the loss of each batch that workers shared, if it is divided by the sum of masks or
+                weights, not by the number of rows.
+            rows: the number of rows of each of these batches.
+            step: the step that updated the metrics, "train_step" or "test_step"; it may name the results.
         """
         given = [self.layout.from_bytes(state) for state in states if state]
         merged = [
@@ -135,7 +136,7 @@ class Metrics:
     def _set_loss(
         self, merged: list[Array], losses: Sequence[float], rows: Integers | tuple[int, ...]
     ) -> None:
-        """Set the state of the loss metric to that of one process after these batches."""
+        """Set the state of the loss metric to its state in a single process after these batches."""
         loss = loss_metric(self.model)
         sums = {} if loss is None else {id(loss.total): np.dot(losses, rows), id(loss.count): np.sum(rows)}
         for index, variable in enumerate(self.variables):
@@ -202,8 +203,8 @@ class Callbacks:
         params: Keras's parameters for callbacks: verbose, epochs, and steps if known.
 
     Attributes:
-        attends: whether a callback may set other weights for an evaluation than those of the epoch's end.
-        testing: whether a test has begun and not ended.
+        attends: whether a callback may replace the weights of the epoch's end for an evaluation.
+        testing: whether an evaluation has begun and not ended.
     """
 
     def __init__(
@@ -227,12 +228,12 @@ class Callbacks:
         )
 
     def set_steps(self, steps: int) -> None:
-        """Tell callbacks the number of batches of an epoch, if it was not known before."""
+        """Tell callbacks the number of batches of an epoch, unless they have it already."""
         if self.list.params["steps"] != steps:
             self.list.set_params({**self.list.params, "steps": steps})
 
     def factor(self, num_workers: int) -> Callable[[float], float] | None:
-        """Return the function from epochs done to the factor of the learning rate; None: no factor."""
+        """Return the factor of the learning rate as a function of the epochs done; None: no factor."""
         factors = [_apart(factor) for factor in self.factors]  # the function is used where there is no model
         return (lambda epoch: prod(f.factor(epoch, num_workers) for f in factors)) if factors else None
 
@@ -251,7 +252,7 @@ class Callbacks:
         return self.early and before != keras_variables.digests(self.model.weights)
 
     def end_batches(self, steps: int, results: Results) -> None:
-        """Call the remaining batch hooks of an epoch with its results; the model has its final weights."""
+        """Call the remaining batch hooks of an epoch with its results, on the weights of the epoch's end."""
         self.batches.weights = []
         if not self.model.stop_training:
             self.batches.reach(steps, results, ends=True)
@@ -281,7 +282,7 @@ class Callbacks:
         if not np.isfinite(losses).all():
             count = int((~np.isfinite(losses)).sum())
             logger.warning(
-                "%d of %d updates of epoch %d had a loss that is not finite.", count, len(losses), epoch + 1
+                "%d of %d updates of epoch %d had a non-finite loss.", count, len(losses), epoch + 1
             )
             if self.terminate:
                 logger.warning("TerminateOnNaN stops training.")
@@ -373,7 +374,7 @@ class DriverModel:
         random = snapshot.state(snapshot.speaker)[begin : begin + layouts.generators.nbytes]
         if random:
             keras_variables.write(self.variables.generators, layouts.generators.from_bytes(random))
-        trim(layouts.trainable.nbytes)  # memory of the old values
+        trim(layouts.trainable.nbytes)  # return the memory of the old values to the system
 
     def is_at(self, snapshot: Snapshot) -> bool:
         """Return True if the model has the weights of a snapshot, up to the rounding of two swaps.

@@ -2,8 +2,9 @@
 
 The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A second
 thread waits for the Spark job, and the endpoint's own threads serve the workers. At the end, also after an
-error, the job is cancelled, the endpoint closed and the broadcast destroyed, and the model has the last
-complete merge.
+error, the job is cancelled, the endpoint closed and the broadcast destroyed. The model then has the weights
+of the last complete merge, with the changes that callbacks made. If merged updates ruined these weights, it
+has those of the last snapshot instead.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class FitRun:
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
 
     def _known_steps(self) -> int | None:
-        """Return the number of batches of an epoch if it is known before a job, else None."""
+        """Return the number of batches of an epoch if it is known before any job runs, else None."""
         fit, source = self.request.fit, self.request.source
         count = source.count()
         if fit.steps_per_epoch is not None or count is None or source.indicator is not None:
@@ -133,7 +134,7 @@ class FitRun:
             )
 
     def execute(self) -> None:
-        """Train; leave the model with the last complete merge, also after an error."""
+        """Train; leave the model with the weights of the last complete merge, also after an error."""
         request = self.request
         over = self._begin() >= request.fit.epochs
         self.record = record_of(request, self.training, self.driver.layouts.trainable.size)
@@ -303,9 +304,9 @@ class FitRun:
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
     def _begin_epoch(self, epoch: int, store: Store) -> None:
-        """Call the callbacks for the start of a later epoch, and send workers the weights that these set.
+        """Call the callbacks for the start of an epoch after the first; send workers the weights they set.
 
-        Asynchronous workers have begun the epoch already. Weights that callbacks only swapped for a while
+        Asynchronous workers may have begun the epoch already. Weights that callbacks only swapped for a while
         and restored are not sent to them.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
@@ -339,7 +340,7 @@ class FitRun:
         store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
 
     def _validation_batches(self, store: Store) -> int:
-        """Return the number of batches in which one process evaluates the validation rows."""
+        """Return the number of batches in which a single process would evaluate the validation rows."""
         fit = self.request.fit
         size = fit.validation_batch_size or self.plan.batch_size
         rows = sum(member.validation_rows for member in store.members.values())
@@ -349,7 +350,8 @@ class FitRun:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
-            ConfigError: two workers are on one GPU, and ``share_gpus`` is False.
+            ConfigError: two workers are on one GPU, and ``share_gpus`` is False; or no worker trains on the
+                batches to trace.
             DataError: validation rows were requested and there are none; or some rows cannot be trained on.
         """
         self.reported = True
@@ -421,12 +423,12 @@ class FitRun:
 
 
 def _epoch_rows(store: Store) -> int:
-    """Return the rows that all workers train on in an epoch; 0 until it is known."""
+    """Return the number of rows that all workers train on in an epoch; 0 until it is known."""
     return sum(plan.epoch_rows for plan in store.plans)
 
 
 def _rows_done(store: Store, epoch: int) -> int:
-    """Return the rows of an epoch that are done. Asynchronous workers may be in the next epoch already."""
+    """Return the number of rows done in an epoch. Asynchronous workers may be in the next one already."""
     return sum(
         member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
         for worker, member in tuple(store.members.items())

@@ -38,7 +38,7 @@ class Shortfall(NamedTuple):
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Shortfall:
-        """Return the shortfall of one record of the data file; null ``points`` mean that it diverged."""
+        """Return the shortfall of one record of the data file; null ``points``: the run diverged."""
         return cls(**record | {"points": inf if record["points"] is None else record["points"]})
 
 
@@ -52,7 +52,7 @@ def known() -> tuple[Shortfall, ...]:
 def shortfall(
     merge: str | Rule | None, *, mode: str, window: int | None, adaptive: bool, workers: int
 ) -> Shortfall | None:
-    """Return the largest shortfall of a combination in the study, with this many workers or fewer.
+    """Return the largest shortfall of a combination in the study with at most this many workers, if any.
 
     Args:
         merge: a rule, the name of one, or None, as ``SparkModel`` takes it.

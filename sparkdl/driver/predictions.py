@@ -1,4 +1,4 @@
-"""Lazy predictions by Spark, through functions of columns or of an RDD's partitions."""
+"""Predictions by Spark: the stages that compute them, and functions of columns."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def column_function(
         schema: the columns of every row.
         batch_size: rows per forward pass; None is 32.
         head: the kind of output.
-        predicted: the model's predictions for some row; None computes them.
+        predicted: the model's predictions for some row; if None, they are computed.
         decode: functions that convert values of some columns to arrays, by column index.
-        session: the session of the columns; None is the active one.
+        session: the session of the columns; None: the active session.
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stages`` takes them.
     """
     refuse_stateful(model)
@@ -101,7 +101,9 @@ def refuse_stateful(model: Model) -> None:
 
 
 def frame_features(model: Model, source: FrameSource) -> Schema:
-    """Return the schema of a DataFrame's features, from the model if it defines one, else from the first row.
+    """Return the schema of a DataFrame's features.
+
+    It comes from the model if the model defines its inputs, else from the first row.
 
     Raises:
         ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
@@ -147,7 +149,8 @@ def predict_udf(
             configuration are found automatically.
 
     Raises:
-        ModelError: the shapes of the inputs are not known, or the model cannot be restored on executors.
+        ModelError: the shapes of the inputs are not known, the model has stateful layers, or it cannot be
+            restored on executors.
 
     Example:
         >>> spark.udf.register("score", predict_udf(model))  # doctest: +SKIP

@@ -46,7 +46,7 @@ class Request:
         divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
         classes: the classes of each label column, by column index.
         fixed_batch_size: the number of rows that every batch must have; None: any number.
-        check: a function that raises an error if a model, restored as executors do, gives other results.
+        check: a function that raises an error if a restored copy of the model gives different results.
         lease: the lease of the checkpoint folder, if there is one.
     """
 

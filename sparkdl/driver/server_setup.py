@@ -1,4 +1,4 @@
-"""The setup of a run's server: the settings of its coordinator, and its place.
+"""The setup of a run's server: the settings of its coordinator, and where it runs.
 
 The server runs on the driver, or in worker 0 if executors cannot reach the driver.
 """
@@ -44,7 +44,7 @@ class ServerSetup:
         hybrid: the conditions for closing a round without some workers; None: rounds wait for all.
         first_step: the number of batches that the optimizer had seen before the run.
         attended: whether callbacks take part in the evaluation of validation rows.
-        factor: the function from epochs done to the factor of the learning rate; None: no factor.
+        factor: the factor of the learning rate as a function of the epochs done; None: no factor.
     """
 
     request: Request

@@ -69,6 +69,7 @@ def check(start: Start) -> None:
     """Require rows that can be trained on, and warn of unsuitable ones.
 
     Raises:
+        ConfigError: no worker trains on the batches to trace.
         DataError: rows were to be held out, and none are; or rows cannot be trained on.
     """
     require_validation_rows(start)

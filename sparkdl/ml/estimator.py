@@ -52,8 +52,8 @@ class TrainingSummary:
 class KerasEstimatorModel(Predicts, FitParams, Model):
     """A Keras model that an Estimator trained, with the Params of that training.
 
-    The model is not a Param. CrossValidator passes the Params of its grid to ``transform``, and a
-    ``model`` among them is an untrained one, which would replace the trained model.
+    The model is not a Param. CrossValidator passes the Params of its grid to ``transform``. If ``model`` were
+    one of them, the untrained model of the grid would replace the trained model.
 
     Args:
         model: the trained keras.Model.
@@ -100,11 +100,11 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
         return self._summary
 
     def extra(self) -> dict[str, object]:
-        """Return the values to save beside the Params."""
+        """Return the values to save along with the Params."""
         return {"history": self._summary.history} if self._summary else {}
 
     def adopt(self, extra: dict[str, Any]) -> None:
-        """Restore the values that were saved beside the Params."""
+        """Restore the values that were saved along with the Params."""
         if "history" in extra:
             self._summary = TrainingSummary(extra["history"], {})
 

@@ -1,8 +1,8 @@
 """The Params of the Estimator and the Transformers: their names, descriptions and converters.
 
 Setters, getters and the signatures of constructors are made from them. The Params of settings are made from
-the fields of ``TrainConfig`` and its groups. Setting a Param converts and checks its value, if
-the Param has a converter. ``SparkModel`` checks combinations of values when a fit begins.
+the fields of ``TrainConfig`` and its groups. Setting a Param converts and checks its value, if the Param has
+a converter. ``SparkModel`` checks combinations of values when a fit begins.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 def _of_settings() -> dict[str, Any]:
-    """Return a Param by name for each field of ``TrainConfig`` and of its groups."""
+    """Return a Param for each field of ``TrainConfig`` and of its groups, by name."""
     made = {}
     kinds: list[type[Any]] = [TrainConfig, *GROUPS.values()]
     for kind in kinds:
@@ -208,7 +208,7 @@ class KerasParams(Params):
         """Set several Params by name; None clears a Param.
 
         Raises:
-            TypeError: a Param does not exist, or the value has a wrong type.
+            TypeError: a Param does not exist, or the value has the wrong type.
             ConfigError: the value is invalid.
         """
         for name in params:
@@ -256,8 +256,8 @@ class PredictionParams(KerasParams):
 
     customObjects = _param("classes and functions that the model needs, by name")
     featuresCol = _param(
-        "the column of features, or a list of columns that form one array; for several inputs a list of "
-        "columns, or a dict of columns by input or of inputs by column",
+        "the column of features, or a list of columns that form one array; for several inputs, a list of "
+        "columns, or a dict from inputs to columns or from columns to inputs",
         _columns,
     )
     decode = _param("functions by column that convert a value, such as the bytes of an image, to an array")
@@ -274,7 +274,8 @@ class PredictionParams(KerasParams):
         'the kind of output: "classification", "regression", or "auto" (decided by the loss)', _one_of(Task)
     )
     thresholds = _param(
-        "a number for each class; its probability is divided by that number before the largest is predicted",
+        "a number for each class, which divides its probability; the class with the largest quotient is "
+        "predicted",
         _thresholds,
     )
     inferenceBatchSize = _param("rows per forward pass when predicting", _whole)
@@ -284,7 +285,7 @@ class FitParams(PredictionParams):
     """The arguments of SparkModel and its ``fit``, except the model."""
 
     vars().update(OF_SETTINGS)
-    distribution = _param("on JAX, a function that returns a keras.distribution of a task's devices")
+    distribution = _param("on JAX, a function that returns a keras.distribution object for a task's devices")
 
     labelCol = _param(
         "the column of labels; for several outputs a list or a dict, as for featuresCol; empty for none",

@@ -1,4 +1,4 @@
-"""Saving and loading of pipeline stages: Spark's own metadata, and a plain Keras file beside it.
+"""Saving and loading of pipeline stages: Spark's own metadata, and a plain Keras file next to it.
 
 ``metadata`` has the Params and other values as JSON, ``model.keras`` the model. Both are on the file system
 to which Spark resolves the path.
@@ -81,7 +81,7 @@ class KerasWriter(MLWriter):
                 del set_here["merge"]
         if left:
             logger.warning(
-                "%s of %s contain code, which is not saved. Set them again after loading.",
+                "Code is not saved: %s of %s. Set it again after loading.",
                 ", ".join(left),
                 stage.uid,
             )
@@ -178,8 +178,8 @@ class Stored(KerasParams, MLWritable, MLReadable[Any]):
         return KerasReader(cls)
 
     def extra(self) -> dict[str, object]:
-        """Return the values to save beside the Params."""
+        """Return the values to save along with the Params."""
         return {}
 
     def adopt(self, extra: dict[str, Any]) -> None:
-        """Restore the values that were saved beside the Params."""
+        """Restore the values that were saved along with the Params."""

@@ -708,9 +708,10 @@ def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tm
         again = KerasEstimator.load(str(tmp_path / "estimator"))
         loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
 
-    of = f"customObjects, decode of {fitted.uid}"
-    said = f"{of} contain code, which is not saved. Set them again after loading."
-    assert [f"callbacks, {said}", said] == [each for each in caplog.messages if "not saved" in each]
+    left = f"customObjects, decode of {fitted.uid}. Set it again after loading."
+    assert [f"Code is not saved: callbacks, {left}", f"Code is not saved: {left}"] == [
+        each for each in caplog.messages if "not saved" in each
+    ]
     assert not any(each.isSet(name) for each in (again, loaded) for name in code)
     assert not again.isSet("callbacks")
     with pytest.raises(ConfigError, match="Expected column 'text' to hold numbers"):

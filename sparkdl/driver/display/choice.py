@@ -14,7 +14,7 @@ def choose_display(verbose: str | int, epochs: int) -> Display:
 
     Args:
         verbose: 0 is silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and notebooks,
-            else 2.
+            and 2 elsewhere.
         epochs: number of epochs.
     """
     console = Console()

@@ -15,8 +15,8 @@ import numpy as np
 
 from sparkdl.driver.display.progress import Display, Results, results_text, value_text
 
-SECONDS = 0.25  # between two updates
-MOST = 20  # rows of the table
+SECONDS = 0.25  # the minimum time between two updates of the bar
+MOST = 20  # the maximum number of rows of the table
 WIDTH, HEIGHT = 320, 90  # of the chart, in pixels
 COLORS = {"loss": "#1f77b4", "val_loss": "#ff7f0e"}
 
@@ -67,7 +67,7 @@ class HtmlDisplay(Display):
         self._show()
 
     def close(self) -> None:
-        """Leave the table, without the bar."""
+        """Remove the bar; the table stays."""
         self.bar = ""
         if self.handle is not None:
             self._show()
@@ -97,12 +97,12 @@ class HtmlDisplay(Display):
 
 
 def linked(html: str) -> str:
-    """Return text whose addresses are links."""
+    """Return HTML with its addresses turned into links."""
     return re.sub(r"https?://\S+", r'<a href="\g<0>" target="_blank" rel="noopener">\g<0></a>', html)
 
 
 def table(epochs: list[tuple[str, str, str]], logs: list[Results]) -> str:
-    """Return the table of the epochs as HTML; if there are many, of the first and the last ones.
+    """Return the table of the epochs as HTML; if there are many, of the first epoch and the last ones.
 
     Args:
         epochs: the number of each epoch, its seconds and its rows per second.
@@ -127,7 +127,10 @@ def _row(cells: list[str], tag: str) -> str:
 
 
 def curves(logs: list[Results]) -> str:
-    """Return a chart of the loss and the validation loss of each epoch as SVG; nothing before two epochs."""
+    """Return a chart of the loss and the validation loss of each epoch as HTML with an SVG picture.
+
+    It is empty if there are fewer than two epochs, or no finite losses.
+    """
     series = {
         name: [(x, float(each[name])) for x, each in enumerate(logs) if np.ndim(each.get(name, ())) == 0]
         for name in COLORS

@@ -1,4 +1,4 @@
-"""Displays of a run's progress as text: nothing, or a line per epoch; and the base class of all displays."""
+"""The base class of all displays of a run's progress, and the display of one line per epoch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Display:
         self.started = time.monotonic()
 
     def update(self, rows: int, total: int, results: Results) -> None:
-        """Show the progress of the epoch: ``rows`` of ``total`` rows done (0 if not known), and results."""
+        """Show the progress of the epoch: ``rows`` of ``total`` rows (0 if not known), and the results."""
 
     def end(self, epoch: int, rows: int, logs: Results) -> None:
         """End an epoch."""

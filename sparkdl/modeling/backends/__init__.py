@@ -98,7 +98,7 @@ def prepare_backend(threads: int) -> None:
 
 
 def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
-    """Return the trainable variables as tables if workers exchange gradients with slices; else ()."""
+    """Return a Table for each trainable variable if workers may exchange gradients with slices; else ()."""
     return tables_of(layout) if joint and _backend() == "tensorflow" else ()
 
 
@@ -122,10 +122,11 @@ def require_distribution(backend: str, distribution: object) -> None:
 
 @contextmanager
 def distributed(make: Callable[[], Any] | None, num_gpus: int) -> Iterator[bool]:
-    """Spread models made in a ``with`` block over this task's devices; yields True if they are spread.
+    """Spread models made in a ``with`` block over this task's devices; yield True if they are spread.
 
     Args:
-        make: returns the distribution. None: on JAX, keras.distribution.DataParallel over several GPUs.
+        make: the function that returns the distribution. None: a task with several GPUs uses
+            keras.distribution.DataParallel on JAX, and any other task has no distribution.
         num_gpus: number of GPUs that the task has.
     """
     import keras

@@ -15,7 +15,7 @@ class Reading(NamedTuple):
         vector: the trainable variables, their change, or their gradient.
         statistics: the moving statistics.
         loss: the sums of losses and of weights that the loss metric has accumulated.
-        denominator: the weight of a gradient in the mean over all workers; 0 for its number of rows.
+        denominator: the weight of a gradient in the mean over all workers; 0: its number of rows.
         sliced: whether the vector is a gradient with slices, encoded as in ``core.sparse_gradients``.
     """
 
@@ -49,8 +49,8 @@ class Replica(Protocol):
 
     Attributes:
         exact: whether every trainable variable holds exactly the values that it is set to.
-        slices: maximum number of words of a gradient with slices. A larger gradient is dense, and so is every
-            gradient on a backend that keeps no slices. 0: all gradients are dense.
+        slices: maximum length of a gradient with slices, in 32-bit words. A longer one is made dense. 0, or a
+            backend that keeps no slices: all gradients are dense.
     """
 
     exact: bool
@@ -67,8 +67,8 @@ class Replica(Protocol):
             batch: this worker's share of a batch.
             last: the mean gradient of the previous batch.
             scale: rows of the whole batch per row of this share; None if the share is the whole batch. It
-                multiplies losses that are sums, and divides the weight of a value that a metric takes once
-                per batch.
+                multiplies losses that are sums. A value that a metric takes once per batch gets the weight
+                1 / ``scale``.
         """
 
     def apply(self, mean: Mean) -> None:

@@ -23,15 +23,15 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An optimizer that keeps the gradients of one step instead of applying them.
 
     Args:
-        model: the model. Its real optimizer still scales the loss, if it does so.
+        model: the model. If its real optimizer scales the loss, it still does.
     """
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
-        # ``apply_real`` skips variables whose gradient was None in the last step. Before its first
-        # step a worker does not know them, and without rows it never does; then it skips none.
+        # ``apply_real`` skips variables whose gradient was None in the last step. Before its first step a
+        # worker does not know these variables, and a worker without rows never does; then it skips none.
         self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 
@@ -40,7 +40,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         """Replace the model's optimizer for one step.
 
         Raises:
-            ModelError: the step did not apply gradients with it.
+            ModelError: the step did not apply gradients with ``model.optimizer``.
         """
         self.gradients, self.taken = [None] * len(self.places), False
         self.model.optimizer = self
@@ -70,7 +70,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.real.learning_rate
 
     def apply_real(self, gradients: Sequence[Any]) -> None:
-        """Apply gradients with the real optimizer; as in Keras, skip variables without one in the step."""
+        """Apply gradients with the real optimizer. As in Keras, skip variables without a gradient."""
         present = [None if kept is None else one for kept, one in zip(self.gradients, gradients, strict=True)]
         self.real.apply(present, self.model.trainable_variables)
 
@@ -86,7 +86,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         """
         self._take()
         self.gradients = list(grads)
-        if trainable_variables is not None:  # possibly some of them, in another order
+        if trainable_variables is not None:  # possibly only some variables, in a different order
             moved = dict(zip(map(id, trainable_variables), self.gradients, strict=True))
             self.gradients = [moved.get(place) for place in self.places]
 

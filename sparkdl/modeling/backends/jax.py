@@ -1,7 +1,7 @@
 """Keras on JAX: pure functions of all variables, compiled.
 
-Between steps the replica holds the values. An access to ``model`` moves them into the model's variables.
-The replica never keeps an array that it is given: a compiled function returns new arrays.
+Between steps the replica holds the values of the variables. An access to ``model`` moves them into the
+model's variables. The replica never keeps an array that it is given: a compiled function returns new arrays.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class JaxReplica:
         return float(total), float(count)
 
     def read(self) -> Reading:
-        """Return the trainable variables."""
+        """Return the trainable variables, the statistics, and the sums of the loss metric."""
         return self._reading(self._read(self._state()))
 
     def write(self, center: Center) -> None:
@@ -254,7 +254,7 @@ def _placed(data: Any) -> Any:
 
     def place(array: Any) -> Any:
         if len(array) % distribution.num_model_replicas:
-            return array  # a batch that cannot be divided: each device computes it all
+            return array  # a batch that cannot be divided: each device computes all of it
         return jax.device_put(array, distribution.get_data_layout(array.shape).backend_layout)
 
     return keras.tree.map_structure(place, data)
