@@ -194,7 +194,7 @@ def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarra
             store.release(epoch + 1, float("nan"))
             store.commit(result.snapshot)
             epoch += 1
-        store.log.clear()
+        store.take_log()
         gang.disturb()
         if passed > count:
             samples[count], count = sample(), count + 1

@@ -17,7 +17,6 @@ import json
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -61,7 +60,7 @@ class RemoteCoordinator:
         first = self.shape.plan.first_epoch
         self.snapshot = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
         self.generation = 1
-        self.log: deque[LogEntry] = deque()
+        self._log: list[LogEntry] = []
         self.members: dict[int, Member] = {}
         self.plans: list[Plan] = []
         self._summary: Summary = {}
@@ -92,7 +91,7 @@ class RemoteCoordinator:
         known = unpack(record)
         with self._changed:
             self.members = {worker: _member(fields) for worker, fields in known["members"]}
-            self.log.extend(known["log"])
+            self._log += known["log"]
             self._summary = known["summary"]
             if known["rows"] is not None:
                 plan = replace(self.shape.plan, rows=tuple(known["rows"]))
@@ -180,6 +179,12 @@ class RemoteCoordinator:
     def missing(self) -> list[int]:
         """Return no workers: Spark starts all workers of this group, or none."""
         return []
+
+    def take_log(self, *, last: bool = False) -> list[LogEntry]:
+        """Remove and return the messages for the driver to log, whose number the endpoint has bounded."""
+        with self._changed:
+            taken, self._log = self._log, []
+            return taken
 
     def summary(self) -> Summary:
         """Return counts of the run."""

@@ -141,9 +141,8 @@ class WorkerGroup:
         elif not self.formed:
             self._watch_forming()
 
-    def _relay_logs(self) -> None:
-        while self.store.log:
-            entry = self.store.log.popleft()
+    def _relay_logs(self, *, last: bool = False) -> None:
+        for entry in self.store.take_log(last=last):
             workers = logging.getLogger(f"sparkdl.workers.{entry['name']}")
             workers.log(entry["level"], "%s", entry["message"])
             self.on_event(entry["message"], logging.getLevelName(entry["level"]).lower())
@@ -160,6 +159,7 @@ class WorkerGroup:
 
     def _failed(self, error: SparkDLError) -> None:
         """Restart the workers if that can fix the error, else raise it."""
+        self._relay_logs(last=True)
         if failures.lacks_package(error) and not self.shipped:
             logger.info("sparkdl is not installed on the executors; sending them a copy.")
             self.cancel()
@@ -231,7 +231,7 @@ class WorkerGroup:
         patience = ABSENT_SECONDS if self.store.absent else FINISH_SECONDS
         if self.job is not None and not self.job.wait(patience):
             self.job.cancel()
-        self._relay_logs()
+        self._relay_logs(last=True)
 
     def cancel(self) -> None:
         """Cancel the job."""

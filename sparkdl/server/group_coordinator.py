@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
 from sparkdl.transport.exchange import Begin, Notes
+from sparkdl.transport.log_lines import LogLines, named
 from sparkdl.transport.messages import Interval, Kind, LogEntry, Reply, Running, Sections, Update
 
 Summary = dict[str, int | dict[int, int]]  # the counts of a run, by name
@@ -64,9 +64,20 @@ class GroupCoordinator(ABC):
         return self.state.failure
 
     @property
-    def log(self) -> deque[LogEntry]:
+    def log(self) -> LogLines:
         """Messages of workers and of the endpoint for the driver to log."""
         return self.state.log
+
+    def take_log(self, *, last: bool = False) -> list[LogEntry]:
+        """Remove and return the messages for the driver to log.
+
+        Args:
+            last: whether to add now what was left out, as no more messages are expected soon.
+        """
+        with self.changed:
+            if last:
+                self.log.end_period()
+            return self.log.take()
 
     @property
     def staleness(self) -> Sequence[int]:
@@ -176,7 +187,9 @@ class GroupCoordinator(ABC):
         with self.changed:
             self.membership.hear(worker, generation, attempt)
             self.membership.note_progress(worker, epoch=epoch, rows=rows, retries=retries)
-            self.log.extend(log)
+            for entry in log:
+                entry["message"] = named(worker, entry["message"])
+                self.log.add(entry)
             return {"stop": self._is_stopping(), "clock": time.perf_counter()}
 
     def _is_stopping(self) -> bool:

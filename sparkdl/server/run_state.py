@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from sparkdl.core.waiting import Condition
 from sparkdl.errors import DataError, RefusedError, SparkDLError, WorkerLostError
-from sparkdl.transport.messages import Interval, LogEntry
+from sparkdl.transport.log_lines import LINES_OF_ALL, LogLines
+from sparkdl.transport.messages import Interval
 
 MOST_INTERVALS = 200_000  # maximum number of intervals that are kept
 COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_finite", "lost", "returned"
@@ -41,7 +42,7 @@ class RunState:
         self.generation = 1
         self.closed = False
         self.failure: SparkDLError | None = None
-        self.log: deque[LogEntry] = deque(maxlen=1000)
+        self.log = LogLines(LINES_OF_ALL, "the driver takes from all workers together")
         self.counters = dict.fromkeys(COUNTED, 0)
         self.intervals: deque[tuple[tuple[int, int], Interval]] = deque(maxlen=MOST_INTERVALS)
         self.ahead: dict[tuple[int, int], float] = {}
@@ -81,7 +82,7 @@ class RunState:
 
     def tell(self, level: int, message: str) -> None:
         """Add a message of the endpoint to the log of the driver."""
-        self.log.append({"name": "store", "level": level, "message": message})
+        self.log.insist({"name": "store", "level": level, "message": message})
 
     def warn(self, message: str) -> None:
         """Add a warning of the endpoint to the log of the driver."""

@@ -13,12 +13,10 @@ import errno
 import http.client
 import itertools
 import json
-import logging
 import random
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -29,13 +27,13 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
 from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
+from sparkdl.transport.log_lines import LogBuffer
 from sparkdl.transport.messages import (
     ACTIVITIES,
     Buffers,
     FailureReport,
     Flag,
     Interval,
-    LogEntry,
     Reply,
     Running,
     Update,
@@ -282,43 +280,6 @@ def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:
         connection.close()
 
 
-class LogBuffer(logging.Handler):
-    """A handler that keeps the newest log records until a heartbeat takes them to the driver."""
-
-    def __init__(self, capacity: int = 200) -> None:
-        super().__init__(logging.INFO)
-        self.records: deque[LogEntry] = deque(maxlen=capacity)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Store a record as plain values."""
-        self.records.append(
-            {"name": record.name, "level": record.levelno, "message": record.getMessage()[:4000]}
-        )
-
-    def take(self) -> list[LogEntry]:
-        """Remove and return the oldest records, as many as fit into one heartbeat."""
-        taken: list[LogEntry] = []
-        left = LOG_BYTES
-        self.acquire()
-        try:
-            while self.records:
-                left -= len(json.dumps(self.records[0]))
-                if left < 0 and taken:
-                    break
-                taken.append(self.records.popleft())
-        finally:
-            self.release()
-        return taken
-
-    def put_back(self, taken: list[LogEntry]) -> None:
-        """Put back records that were just taken; if there is no room for all, the oldest are lost."""
-        self.acquire()
-        try:
-            self.records = deque([*taken, *self.records], self.records.maxlen)
-        finally:
-            self.release()
-
-
 def _plain(running: Running | None) -> list[int | str]:
     """Return metric states as values that JSON can hold."""
     return [running.epoch, running.rows, base64.b64encode(running.metrics).decode()] if running else []
@@ -382,6 +343,7 @@ class Heartbeat:
         while not self._done.wait(BEAT_SECONDS):
             if not self._beat():
                 return
+        self._log.end()
         left = self._left() + 1
         while self._left() < left:
             left = self._left()
@@ -390,9 +352,7 @@ class Heartbeat:
 
     def _left(self) -> int:
         """Return the number of log records and intervals to deliver."""
-        return (
-            len(self._log.records) + len(self._intervals) + (self._loop.num_intervals() if self._loop else 0)
-        )
+        return len(self._log.lines) + len(self._intervals) + (self._loop.num_intervals() if self._loop else 0)
 
     def _beat(self) -> bool:
         """Send a heartbeat; return True if more may follow.
@@ -401,7 +361,7 @@ class Heartbeat:
         """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
-        log = self._log.take()
+        log = self._log.take(LOG_BYTES)
         if self._loop and not self._intervals:
             self._intervals = self._loop.intervals()
         began = time.perf_counter()

@@ -164,11 +164,11 @@ class HostedDriver:
         with self.store.changed:
             self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
 
-    def record(self, *, stopped: bool = False, unattended: tuple[int, EpochResult] | None = None) -> bytes:
+    def record(self, *, last: bool = False, unattended: tuple[int, EpochResult] | None = None) -> bytes:
         """Return the state of the run for the client, with the log since the last record.
 
         Args:
-            stopped: whether to include the snapshot of a stopped run.
+            last: whether this is the last record, which has the snapshot of a run that was stopped.
             unattended: the epoch whose evaluation waits for the client, and the workers' reports on it; None
                 if no evaluation waits.
         """
@@ -176,11 +176,11 @@ class HostedDriver:
         with store.changed:
             known: dict[str, object] = {
                 "rows": store.plans[0].rows if store.plans else None,
-                "log": [store.log.popleft() for _ in range(len(store.log))],
+                "log": store.take_log(last=last),
                 "members": [(worker, vars(member)) for worker, member in store.members.items()],
                 "summary": store.summary() | self.traffic.summary(),
                 "results": _values(self.results.items()),
-                "stopped": store.stopped_snapshot().values() if stopped else None,
+                "stopped": store.stopped_snapshot().values() if last and not self.results else None,
                 "unattended": _values([unattended] if unattended else []),
             }
         return pack(known)
@@ -225,7 +225,7 @@ def train(
             _leave(attempt)
             return
         hosted_driver.wait_left()
-        yield from arrow.rows_of(hosted_driver.record(stopped=not hosted_driver.results))
+        yield from arrow.rows_of(hosted_driver.record(last=True))
 
 
 def _host(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from sparkdl.errors import DataError, RefusedError
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.transport import client
-from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.transport.client import Heartbeat, HttpExchange
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.log_lines import LogBuffer
 
 
 @dataclass(frozen=True)

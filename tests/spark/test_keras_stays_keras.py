@@ -334,21 +334,23 @@ def test_progress_is_a_bar_in_a_terminal(problem, capsys, monkeypatch):
 
 @pytest.mark.whole
 def test_what_workers_log_is_heard_on_the_driver(problem, caplog):
-    """A line that user code logs on an executor comes out of the driver's logger."""
+    """A line that user code logs on an executor comes out of the driver's logger, with its worker's name."""
 
     def talking_loss(y_true, y_pred):
         if TaskContext.get() is not None:
-            logging.getLogger("my.loss").warning("traced by worker %d", TaskContext.get().partitionId())
+            logging.getLogger("my.loss").warning("traced")
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
 
     model = problem.model(loss=talking_loss)
 
-    SparkModel(model, num_workers=2, custom_objects={"talking_loss": talking_loss}).fit(
+    history = SparkModel(model, num_workers=2, custom_objects={"talking_loss": talking_loss}).fit(
         problem.x, problem.y, verbose=0
     )
 
     heard = {(entry.name, entry.getMessage()) for entry in caplog.records}
-    assert {("sparkdl.workers.my.loss", f"traced by worker {worker}") for worker in (0, 1)} <= heard
+    lines = {f"worker {worker}: traced" for worker in (0, 1)}
+    assert {("sparkdl.workers.my.loss", line) for line in lines} <= heard
+    assert lines <= {event["text"] for event in history.run["events"]}
 
 
 @pytest.mark.one_case

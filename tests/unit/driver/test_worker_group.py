@@ -1,12 +1,90 @@
-"""The worker group of a run, on the driver."""
+"""The worker group of a run: its restarts, and the logs of its workers."""
 
+import logging
 from unittest import mock
 
 import pytest
-from stores import store_of
+from stores import begun, store_of
 
+from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.driver.worker_group import WorkerGroup
 from sparkdl.errors import WorkerLostError
+from sparkdl.server.hosted_run import HostedRun
+from sparkdl.server.http_app import Traffic
+from sparkdl.transport.log_lines import LINES_OF_ALL, LINES_OF_WORKER
+from sparkdl.worker.hosted_server import HostedDriver
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def relayed(events, caplog):
+    """Return a function that ends a group with a store; it returns level, logger and text of each line."""
+    caplog.set_level(logging.INFO, "sparkdl.workers")
+
+    def relay(store):
+        group = WorkerGroup(
+            cluster=None,
+            store=store,
+            submit=None,
+            barrier=False,
+            restarts=0,
+            start_timeout=1.0,
+            on_event=lambda text, level: events.append((level, text)),
+        )
+        group.finish()
+        return [(entry.levelname, entry.name, entry.getMessage()) for entry in caplog.records]
+
+    return relay
+
+
+def say(store, worker, *messages, level=logging.WARNING):
+    log = [{"name": "my.loss", "level": level, "message": message} for message in messages]
+    store.heartbeat(worker, 1, 1, epoch=0, rows=0, retries=0, log=log)
+
+
+def test_what_workers_log_names_them_on_the_driver(relayed, events):
+    """The driver logs the lines of workers with their names, and they are events of the run's record."""
+    store = begun(store_of(workers=2))
+    say(store, 0, "100 % done", level=logging.INFO)
+    say(store, 1, "slow disk")
+
+    logged = relayed(store)
+
+    name = "sparkdl.workers.my.loss"
+    assert [("INFO", name, "worker 0: 100 % done"), ("WARNING", name, "worker 1: slow disk")] == logged
+    assert [("info", "worker 0: 100 % done"), ("warning", "worker 1: slow disk")] == events
+
+
+def test_many_chatty_workers_are_bounded_together(relayed):
+    """The driver takes a limited number of lines of all workers, and states what it left out."""
+    workers = 2 * LINES_OF_ALL // LINES_OF_WORKER
+    store = begun(store_of(workers=workers))
+    for worker in range(workers):
+        say(store, worker, *map(str, range(LINES_OF_WORKER)))
+    store.state.warn("The endpoint's own line.")
+
+    *_, own, last = texts = [text for _, _, text in relayed(store)]
+
+    assert LINES_OF_ALL + 2 == len(texts)
+    assert "The endpoint's own line." == own
+    limit = "the driver takes from all workers together at most 1,000 of them per minute."
+    assert f"Left out 1,000 log lines at WARNING or above: {limit}" == last
+
+
+def test_a_hosted_run_brings_its_log_once(relayed):
+    """The lines of a hosted run come with its records, each once."""
+    store = begun(store_of(workers=2, size=1))
+    hosted = HostedRun(store.shape, None, None, None, None, "secret", False, None)
+    client, served = RemoteCoordinator(hosted, None), HostedDriver(store, Traffic(), None)
+    for message in "first", "second":
+        say(store, 1, message)
+        client._read(served.record())
+
+    assert ["worker 1: first", "worker 1: second"] == [text for _, _, text in relayed(client)]
 
 
 @pytest.mark.parametrize(

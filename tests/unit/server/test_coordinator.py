@@ -1,6 +1,7 @@
 """Tests of the coordinator: membership, update accounting and epoch progress of a run."""
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -651,11 +652,12 @@ def test_a_stop_reaches_a_worker_with_its_next_reply():
     """A stop reaches a worker with its next reply, to an exchange or to a heartbeat."""
     store = begun(store_of("asynchronous", size=1))
     store.stop()
+    line = {"name": "n", "level": logging.INFO, "message": "hello"}
 
     assert push(store, 0, [1.0]).flags & Flag.STOP
-    assert store.heartbeat(0, 1, 1, 0, 5, 0, [{"message": "hello"}])["stop"]
+    assert store.heartbeat(0, 1, 1, 0, 5, 0, [line])["stop"]
     assert 5 == store.members[0].seen_rows
-    assert {"message": "hello"} == store.log.pop()
+    assert [line | {"message": "worker 0: hello"}] == store.take_log()
 
 
 def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():

@@ -200,7 +200,7 @@ def test_a_heartbeat_is_noted(endpoint, store):
 
     assert (200, False) == (status, json.loads(body)["stop"])
     assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
-    assert [LOGGED] == list(store.log)
+    assert [LOGGED | {"message": "worker 0: hello"}] == store.take_log()
 
 
 def test_times_of_a_worker_are_noted(endpoint, store):

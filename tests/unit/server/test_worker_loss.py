@@ -73,7 +73,7 @@ def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
     """The loss of a silent worker is logged with its name, and the run continues."""
     store = going_on(mode)
     lose(store, 1)
-    said = store.log.pop()
+    said = store.take_log()[-1]
 
     assert ({1}, None, (1, 0)) == (store.absent, store.failure, counts(store))
     assert logging.WARNING == said["level"]
@@ -290,7 +290,7 @@ def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
     assert (2, 0, True) == (begin["sequence"], begin["epoch"], begin["restore"])
     assert (Answer.CENTER, 2) == (restored.kind, restored.version)
     assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.absent, store.aggregation.clocks, counts(store))
-    assert "Worker 1 on host is back." == store.log.pop()["message"]
+    assert "Worker 1 on host is back." == store.take_log()[-1]["message"]
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])

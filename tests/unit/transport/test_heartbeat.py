@@ -11,8 +11,9 @@ from sparkdl.errors import RefusedError, TransportError
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import client
-from sparkdl.transport.client import Heartbeat, HttpExchange, LogBuffer
+from sparkdl.transport.client import Heartbeat, HttpExchange
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.log_lines import LINES_OF_WORKER, LogBuffer
 
 LONG = [f"{number} {'漢' * 4000}"[:4000] for number in range(60)]  # 24 KB each as JSON
 
@@ -43,14 +44,15 @@ def note(log, *messages):
 
 
 def arrived(store):
-    return [record["message"] for record in store.log]
+    """Return the messages that arrived from worker 0, without its name."""
+    return [entry["message"].removeprefix("worker 0: ") for entry in store.take_log()]
 
 
 def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
     """A long log is split into heartbeats that the endpoint reads, and keeps its order."""
     note(log, *LONG)
     beats = 0
-    while log.records:
+    while log.lines:
         assert heartbeat._beat()
         beats += 1
 
@@ -108,14 +110,23 @@ def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heart
     assert ([], ["last"]) == (failures, arrived(store))
 
 
-def test_records_that_find_no_room_again_are_the_oldest(log):
-    """If returned records exceed the buffer, the oldest are dropped."""
-    note(log, *map(str, range(200)))
-    taken = log.take()
-    note(log, *map(str, range(200, 250)))
-    log.put_back(taken)
+def test_the_last_heartbeat_states_what_was_left_out(store, log, heartbeat):
+    """A worker that logs without end sends a limited number of lines, and how many others there were."""
+    with heartbeat:
+        note(log, *map(str, range(LINES_OF_WORKER + 1234)))
 
-    assert list(map(str, range(50, 250))) == [record["message"] for record in log.records]
+    *lines, last = arrived(store)
+    assert list(map(str, range(LINES_OF_WORKER))) == lines
+    assert last.startswith("Left out 1,234 log lines at WARNING or above: a worker sends at most 100 ")
+
+
+def test_a_line_names_its_worker_once(store, log, heartbeat):
+    """A line begins with its worker on the driver, also if the worker's own text does."""
+    note(log, "ready", "Worker 0 is ready", "worker 1 is not")
+    assert heartbeat._beat()
+
+    expected = ["worker 0: ready", "Worker 0 is ready", "worker 0: worker 1 is not"]
+    assert expected == [entry["message"] for entry in store.take_log()]
 
 
 @pytest.mark.parametrize("status", [400, 401, 409, 410, 413, 500])
