@@ -18,6 +18,7 @@ from sparkdl import SparkModel
 from sparkdl.driver.training_record import TrainingRecord
 from sparkdl.errors import DataError
 from sparkdl.rules import RULES
+from sparkdl.transport.messages import ACTIVITIES
 from sparkdl.ui.history import History
 
 COUNTS = {
@@ -139,6 +140,45 @@ def test_a_plot_has_the_curves_and_the_speed(history):
     assert [9_000, 18_000, 36_000] == [bar.get_height() for bar in speed.patches]
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert [] == pyplot.get_fignums()
+
+
+def test_a_plot_has_the_time_of_the_workers_by_activity(history):
+    """The last plot has a bar for each worker with times, the parts one after the other, from the top."""
+    times = {0: [1.0, 4.0, 0.5, 0.25, 0.25], 2: [2.0, 3.0, 0.5, 0.0, 0.5], 1: []}
+    history.run = {"workers": [{"worker": worker, "times": each} for worker, each in times.items()]}
+    figure = sparkdl.plot(history)
+    *_, speed, bars = figure.axes
+
+    assert ["loss", "rows/s", "worker"] == [axis.get_ylabel() for axis in figure.axes]
+    assert list(ACTIVITIES) == [text.get_text() for text in bars.get_legend().get_texts()]
+    drawn = [(part.get_y() + part.get_height() / 2, part.get_x(), part.get_width()) for part in bars.patches]
+    for worker in (0, 2):
+        parts = [(start, length) for place, start, length in drawn if place == pytest.approx(worker)]
+        assert list(zip([0.0, *np.cumsum(times[worker])], times[worker], strict=False)) == parts
+    assert 10 == len(drawn)
+    assert bars.yaxis_inverted()
+    assert not bars.get_shared_x_axes().joined(bars, speed)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("run", [{}, {"workers": []}, {"workers": [{"worker": 0, "times": []}]}])
+def test_a_plot_without_times_of_workers_has_no_bars(history, run):
+    """Without times of workers, the plot ends with the rows per second."""
+    history.run = run
+
+    assert ["loss", "rows/s"] == [axis.get_ylabel() for axis in sparkdl.plot(history).axes]
+
+
+def test_the_plots_by_epoch_share_their_axis(history):
+    """All plots by epoch have the same limits, and the last of them shows the numbers of the epochs."""
+    history.on_epoch_end(3, {"accuracy": 0.5})
+    figure = sparkdl.plot(history)
+    figure.savefig(io.BytesIO())
+
+    assert 1 == len({axis.get_xlim() for axis in figure.axes})
+    shown = [[tick.label1.get_visible() for tick in axis.xaxis.get_major_ticks()][0] for axis in figure.axes]
+    assert [False, False, True] == shown
+    assert ["", "", "epoch"] == [axis.get_xlabel() for axis in figure.axes]
 
 
 def test_a_plot_of_keras_s_own_history(model):
