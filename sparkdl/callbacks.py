@@ -1,6 +1,6 @@
-"""Keras callbacks for the learning rate.
+"""Keras callbacks for the learning rate, and for the scalars of workers in TensorBoard.
 
-Each callback defines a factor of the learning rate for each point of training. ``SparkModel`` sends the
+A callback for the learning rate defines a factor of it for each point of training. ``SparkModel`` sends the
 resulting rate to the workers with every exchange, and leaves the rate of the model on the driver unchanged.
 In plain ``model.fit`` the number of workers is 1.
 
@@ -11,7 +11,11 @@ Example:
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from math import isnan
+from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -19,6 +23,8 @@ from sparkdl.config import Scaling
 from sparkdl.core.validation import choose
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers
+from sparkdl.modeling.event_files import EventFile, require_summaries
+from sparkdl.transport.messages import ACTIVITIES
 
 KEPT = "_sparkdl_rate"  # attribute of an optimizer during a batch: the learning rate to restore after it
 
@@ -116,3 +122,80 @@ class LearningRateWarmup(LearningRateFactor):
         """Return the fraction at this point, on the straight line from ``start`` to 1."""
         start = 1 / num_workers if self.start is None else self.start
         return start + (1 - start) * min(1.0, epoch / self.epochs)
+
+
+class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]
+    """Write scalars of each worker for TensorBoard at the end of each epoch.
+
+    Each worker has a run folder of its own, ``worker-0``, ``worker-1`` and so on, so that TensorBoard draws
+    the curves of all workers in one chart. With the folder of ``keras.callbacks.TensorBoard``, the results of
+    the workers are in one chart with those of all rows.
+
+    The files are written with TensorFlow's summaries, as those of ``keras.callbacks.TensorBoard`` are, on any
+    backend. In plain ``model.fit`` there are no workers, and nothing is written.
+
+    Args:
+        log_dir: the folder that gets the run folders; ``tensorboard --logdir`` takes it.
+
+    Raises:
+        ModuleNotFoundError: when training begins: TensorFlow or TensorBoard is not installed on the driver.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.log_dir = Path(log_dir)
+        self._files: dict[int, EventFile] = {}
+        self._before: dict[int, tuple[int, list[float]]] = {}  # each worker's rows and seconds so far
+        self._observed: list[tuple[Mapping[str, Any], Mapping[str, float]]] = []
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Require TensorFlow's summaries, and forget an earlier fit."""
+        require_summaries(type(self).__name__)
+        self.on_train_end()
+        self._before, self._observed = {}, []
+
+    def observe(
+        self, workers: Sequence[Mapping[str, Any]], results: Mapping[int, Mapping[str, float]]
+    ) -> None:
+        """Take the workers as they are at the end of an epoch. ``SparkModel`` calls this.
+
+        Args:
+            workers: each worker as in the run's record.
+            results: the results of metrics over a worker's training rows of the epoch, by worker.
+        """
+        self._observed = [(each, results.get(each["worker"], {})) for each in workers]
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Write the scalars of the epoch."""
+        for state, results in self._observed:
+            scalars = {f"epoch_{name}": value for name, value in results.items()}
+            scalars |= self._speed(epoch, state)
+            if state["staleness"] is not None:
+                scalars["worker/staleness"] = state["staleness"]
+            if scalars:
+                worker = state["worker"]
+                if worker not in self._files:
+                    self._files[worker] = EventFile(self.log_dir / f"worker-{worker}")
+                self._files[worker].write(epoch, scalars)
+        self._observed = []
+
+    def _speed(self, epoch: int, state: Mapping[str, Any]) -> dict[str, float]:
+        """Return a worker's seconds by activity, and its rows per second, since the end of the last epoch."""
+        rows, times = (state["epoch"] - 1) * state["rows"] + state["seen"], list(state["times"])
+        rows_before, before = self._before.get(state["worker"], (epoch * state["rows"], []))
+        self._before[state["worker"]] = rows, times
+        if len(before) != len(times) or any(now < then for now, then in zip(times, before, strict=True)):
+            before = [0.0] * len(times)  # the worker has started since then
+        spent = [now - then for now, then in zip(times, before, strict=True)]
+        if not sum(spent) > 0:
+            return {}  # the worker has reported no times since then
+        scalars = {f"worker/seconds_{name}": each for name, each in zip(ACTIVITIES, spent, strict=True)}
+        if rows > rows_before:
+            scalars["worker/rows_per_second"] = (rows - rows_before) / sum(spent)
+        return scalars
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from math import isfinite
 
-from sparkdl.callbacks import LearningRateScaling
+from sparkdl.callbacks import LearningRateScaling, WorkerScalars
 from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
@@ -380,6 +380,7 @@ class FitRun:
             if self.callbacks.attends and self.driver.is_at(result.snapshot):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
+        self._observe_workers(result, store)
         self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
         if self.record.stop_request is not None:
             self.request.model.stop_training = True
@@ -389,6 +390,20 @@ class FitRun:
             self.changed = False
         self.checkpoints.keep(store, logs)
         return logs
+
+    def _observe_workers(self, result: EpochResult, store: Store) -> None:
+        """Give each worker's state and results at the end of an epoch to the callbacks that show them."""
+        observers = [each for each in self.request.callbacks if isinstance(each, WorkerScalars)]
+        if not observers:
+            return
+        results: dict[int, dict[str, float]] = {}
+        rows = self._rows(store)
+        if len(result.metrics) == len(rows):  # none of a worker that was lost
+            for worker, states in enumerate(result.metrics):
+                merged = self.metrics.merge([states]) if states and rows[worker] else {}
+                results[worker] = {name: value for name, value in merged.items() if isinstance(value, float)}
+        for observer in observers:
+            observer.observe(self.record.workers(), results)
 
     def _load(self, snapshot: Snapshot, store: Store) -> None:
         """Load a snapshot into the user's model, but keep the model's present learning rate."""

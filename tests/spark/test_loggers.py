@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
+from sparkdl.callbacks import WorkerScalars
+from sparkdl.transport.messages import ACTIVITIES
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.backend("tensorflow")]
 SETTINGS = {"batch_size": 32, "epochs": 2, "shuffle": False, "validation_split": 0.2, "verbose": 0}
@@ -144,6 +146,36 @@ def test_tensorboard_has_the_graph_and_the_merged_weights(problem, tmp_path):
         assert means[epoch] == pytest.approx(center, abs=float(np.max(buckets[:, 1] - buckets[:, 0])))
     assert [0, 1] == list(drawn)
     assert "keras" in events.Tags()["tensors"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous"}], ids=["synchronous", "asynchronous"])
+def test_worker_scalars_are_beside_those_of_tensorboard(problem, tmp_path, settings):
+    """Each worker has a run of its own, whose results and seconds add up to those of the fit."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensorflow = pytest.importorskip("tensorflow")
+    board = keras.callbacks.TensorBoard(tmp_path, update_freq=4)
+    history = SparkModel(problem.model(), num_workers=2, **settings).fit(
+        problem.x, problem.y, callbacks=[board, WorkerScalars(tmp_path)], **SETTINGS
+    )
+
+    assert {"train", "validation", "worker-0", "worker-1"} == {each.name for each in tmp_path.iterdir()}
+    losses = []
+    for worker in history.run["workers"]:
+        folder = str(tmp_path / f"worker-{worker['worker']}")
+        events = reader.EventAccumulator(folder, {"tensors": 0}).Reload()
+        values = {
+            tag: {
+                each.step: float(tensorflow.make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)
+            }
+            for tag in events.Tags()["tensors"]
+        }
+        seconds = [sum(values.get(f"worker/seconds_{activity}", {}).values()) for activity in ACTIVITIES]
+        assert seconds == pytest.approx(worker["times"] or [0.0] * len(ACTIVITIES), rel=1e-5)
+        assert (worker["staleness"] is not None) == ("worker/staleness" in values)
+        losses.append(values["epoch_loss"])
+    rows = history.training["worker_rows"]
+    for epoch, loss in enumerate(history.history["loss"]):
+        assert loss == pytest.approx(np.average([each[epoch] for each in losses], weights=rows), rel=1e-4)
 
 
 def test_optuna_prunes_by_the_results_of_epochs(problem):

@@ -308,6 +308,11 @@ class RunRecord:
             end = Cursor(thinned, len(self._epochs.points), len(self._points.points), self._num_events)
             return values, end
 
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the newest sample of each worker."""
+        with self._changed:
+            return list(self._workers)
+
     def values(self) -> dict[str, Any]:
         """Return all values, for JSON."""
         return self.changes(Cursor())[0]
