@@ -50,7 +50,8 @@ class Folder(Protocol):
 def open_folder(uri: str, *, context: Any) -> Folder:
     """Return the folder at a path or URI; create it if it does not exist.
 
-    A URI of the driver's own disk, such as ``file:``, gives a ``LocalFolder``.
+    The URI of a folder that the driver's machine has mounted, such as ``file:///data``, gives a
+    ``LocalFolder``.
     """
     if not is_uri(uri):
         Path(uri).mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,6 @@ def local_path(path: Path, context: Any) -> Any:
 
 
 def local_folder(system: Any, path: Any) -> Path | None:
-    """Return the local folder of a Hadoop Path, with views resolved; None for a path that is not local."""
+    """Return the local folder of a Hadoop Path, with ViewFs mounts resolved; None if it is not local."""
     uri = system.resolvePath(path).toUri()
     return Path(uri.getPath()) if uri.getScheme() == "file" else None

@@ -1,8 +1,8 @@
 """The Python that executors run if the user chose none.
 
 PySpark takes the first ``python3`` on PATH unless PYSPARK_PYTHON is set before the SparkContext is created.
-If the driver runs in a virtual environment that is not activated, that is another Python. Executors
-on the driver's machine take the driver's Python instead.
+If the driver runs in a virtual environment that is not activated, that is a different Python. This module
+makes executors on the driver's machine run the driver's Python instead.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _adopted: WeakSet[Any] = WeakSet()  # SparkContexts whose Python was chosen here
 def adopt(session: Any, *, here: bool) -> None:
     """Set the Python that executors run, unless the user chose one.
 
-    It is ``spark.pyspark.python`` if set, else the driver's Python if executors are on this machine.
+    It becomes ``spark.pyspark.python`` if that is set, else the driver's Python if executors are on this
+    machine.
 
     Args:
-        session: a classic SparkSession. UDFs that it already has change their Python as well.
+        session: a classic SparkSession. UDFs that were made earlier run on the new Python as well.
         here: whether executors are on this machine.
     """
     context = session.sparkContext
@@ -44,7 +45,7 @@ def adopt(session: Any, *, here: bool) -> None:
 
 
 def rebind(data: Any, context: Any) -> None:
-    """Switch the Python functions in the lineage of an RDD or a DataFrame to ``adopt``'s Python.
+    """Switch the functions in the lineage of an RDD or a DataFrame to the Python that ``adopt`` chose.
 
     PySpark records the Python of a function when it hands the function to the JVM. It does so early for a
     list that becomes a DataFrame, and for an RDD that is cached or shuffled.

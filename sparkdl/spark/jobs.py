@@ -1,10 +1,11 @@
 """Spark jobs: the slots of a worker group, the stages of its tasks, and the job that runs them.
 
-A synchronous run, a hosted run and ``sparkdl.run`` start as a barrier stage, so that all tasks
-start or none. In a hosted run the barrier also carries the endpoint's address. Any other run is an
-ordinary stage, whose worker group forms at the endpoint. This includes runs that continue without
-lost workers, which a barrier stage cannot do, and all runs under dynamic allocation, for which
-Spark refuses barrier stages.
+A synchronous run, a hosted run and ``sparkdl.run`` start as a barrier stage: Spark starts all of its
+tasks together, or none of them. In a hosted run the barrier also carries the endpoint's address.
+Any other run is an ordinary stage, whose worker group forms at the endpoint. So is every run that
+continues without lost workers, which a barrier stage cannot do; every run under dynamic allocation,
+for which Spark refuses barrier stages; and every run on rows that Spark cannot compute in a barrier
+stage, such as those of coalesced partitions.
 
 A job runs in a thread of its own and is cancelled by its tag. The user's job group, description and
 scheduler pool stay as they were; a job that the user has not described gets a description.
@@ -204,7 +205,7 @@ class Job:
         return self._cluster.wait_of(self._tag)
 
     def cancel(self) -> None:
-        """Cancel the job and wait for its thread."""
+        """Cancel the job, and wait up to 30 s for its thread."""
         deadline = time.monotonic() + interrupts.limited(30)
         while self.running:
             self._cluster.cancel(self._tag)  # again: it may not have been submitted yet
@@ -225,8 +226,8 @@ class Job:
 def cancelled_if_interrupted(cluster: SparkApplication) -> Iterator[None]:
     """Let Ctrl-C cancel a job that the main thread starts in a ``with`` block and waits for.
 
-    An exception in its request to the JVM would make py4j 0.10.9 close the connections of all threads, and
-    send their requests again: the training job would run twice.
+    An exception during the main thread's request to the JVM would make py4j 0.10.9 close the connections of
+    all threads, and send their requests again: the training job would run twice.
     """
     tag = f"{TAG}{uuid.uuid4().hex}"
     cluster.tag(tag)
@@ -335,7 +336,7 @@ def run_frame(
         stage: the stage.
         schema: the schema of the rows that the stage yields.
         barrier: whether all tasks start together.
-        streams: whether to return rows partition by partition as they end, and not all at the end.
+        streams: whether to return the rows of each partition in turn, and not all rows at the end.
     """
     profile = {"profile": stage.profile} if stage.profile else {}  # Spark 3.5 has no such argument
     made = frame.mapInArrow(stage.function, schema, barrier=barrier, **profile)
@@ -404,7 +405,7 @@ def num_partitions(frame: DataFrame) -> int:
 
 
 def _forget_plan(frame: DataFrame, *, run: bool) -> None:
-    """Remove the shuffle files of a DataFrame; ``run``: its whole plan was run."""
+    """Remove the shuffle files of a DataFrame; ``run``: whether its whole plan ran."""
     with suppress(Exception):  # a failed cleanup must not hide the job's result or error
         shuffles = spark_internals.shuffles_of(frame, run=run)
         spark_internals.forget_shuffles(frame.sparkSession.sparkContext, shuffles)

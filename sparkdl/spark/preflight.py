@@ -1,7 +1,7 @@
 """The preflight of a task: check, before anything else, that its machine can take part.
 
 ``check`` and ``task_main`` are pickled *by value* (see ``by_value``), because an executor may have no
-sparkdl, or another version. So they are self-contained and import modules in their bodies. ``reach`` runs
+sparkdl, or a different version. So they are self-contained and import modules in their bodies. ``reach`` runs
 after ``check``, when sparkdl is known to match the driver's.
 """
 
@@ -40,7 +40,7 @@ EndpointFields = tuple[str, int, str, bytes, bytes]  # the fields of an Endpoint
 
 
 class Expected(TypedDict):
-    """The properties that an executor must have in common with the driver, and the texts of errors.
+    """The properties that an executor must have in common with the driver, and texts for error messages.
 
     An executor without sparkdl can unpickle them.
     """
@@ -322,7 +322,7 @@ def task_main(
 ) -> Iterator[object]:
     """Run a task of a job: the preflight, then the task's ``run`` (see ``sparkdl.worker.tasks``).
 
-    If it raises, Spark ends the Python process, and the next task gets another.
+    If it raises, Spark ends the Python process, and the next task gets a new one.
     """
     import os
 

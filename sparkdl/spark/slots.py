@@ -114,7 +114,7 @@ class Slots:
         """Return the number of slots, once executors that are still starting have registered.
 
         Without dynamic allocation, wait up to ``timeout`` while there are no slots, or fewer than ``wanted``
-        although the application requested as many. Otherwise wait no longer than Spark itself would.
+        although the application requested that many. Otherwise wait no longer than Spark itself would.
 
         Args:
             wanted: the number of slots that are enough.

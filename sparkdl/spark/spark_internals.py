@@ -49,22 +49,23 @@ def concurrent_tasks(context: Any, profile: Any) -> int:
 def hide_progress_bar(context: Any, *, hidden: bool) -> None:
     """Hide the bar of stages that Spark draws on the standard error, or show it again.
 
-    The bar waits for half a second after the end of the last job. That moment is set into the future.
+    Spark draws no bar until half a second after the end of the last job. To hide the bar, that time is set to
+    the far future.
     """
     option = _scala(context).progressBar()  # Spark 3.5 to 4.3
     if option.isDefined():
-        option.get().finishAll()  # Spark 3.5 to 4.3; erases it, and sets that moment to the present
+        option.get().finishAll()  # Spark 3.5 to 4.3; erases the bar, and sets that time to now
         if hidden:
             last_finish(option.get()).setLong(option.get(), 1 << 62)
 
 
 def last_finish(bar: Any) -> Any:
-    """Return the field of a bar of stages that has the moment when the last job ended."""
+    """Return the field of a bar of stages that holds the time at which the last job ended."""
     return _field(bar, "lastFinishTime")  # Spark 3.5 to 4.3
 
 
 def stages_of(context: Any, tag: str) -> list[tuple[bool, int]]:
-    """Return the stages of the jobs with a tag: True for those submitted, and their numbers of tasks."""
+    """Return, for each stage of the jobs with a tag, whether it was submitted and its number of tasks."""
     tracker = _scala(context).statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
     ids = sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()})
@@ -78,7 +79,7 @@ def running_tasks(context: Any) -> int:
 
 
 def other_jobs(context: Any, tag: str) -> list[int]:
-    """Return the numbers of the active jobs without a tag."""
+    """Return the numbers of the active jobs that do not have this tag."""
     tracker = _scala(context).statusTracker()
     return sorted(set(tracker.getActiveJobIds()) - set(tracker.getJobIdsForTag(tag)))  # Spark 4.0 to 4.3
 
@@ -179,7 +180,7 @@ def shuffles_of(frame: Any, *, run: bool) -> list[int]:
 
 def _shuffles_of(plan: Any, *, run: bool) -> Iterator[int]:
     name = plan.getClass().getSimpleName()  # these names: Spark 3.5 to 4.3
-    if name == "ShuffleExchangeExec" and run:  # reading the id of one that was not run would prepare it
+    if name == "ShuffleExchangeExec" and run:  # reading the id of a shuffle that did not run would prepare it
         yield int(plan.shuffleDependency().shuffleId())
     if name == "AdaptiveSparkPlanExec":
         yield from _shuffles_of(plan.executedPlan(), run=run)
@@ -209,5 +210,5 @@ def no_parent() -> Any:
 
 
 def set_uid(stage: Any, uid: str) -> None:
-    """Give a stage, and its Params, another uid."""
+    """Change the uid of a stage and of its Params."""
     stage._resetUid(uid)  # PySpark 3.5 to 4.3

@@ -28,7 +28,7 @@ NOISE = re.compile(
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Relay the standard error of a process that is started in a ``with`` block, without the noise."""
+    """Relay the standard error of a process that is started in a ``with`` block, without ``NOISE``."""
     try:
         kept = os.dup(2)
     except OSError:  # this process has no standard error

@@ -32,7 +32,7 @@ _jobs: dict[Any, int] = {}  # the number of jobs that need them off
 
 @contextmanager
 def hidden(context: Any) -> Iterator[None]:
-    """Hide Spark's bar and these loggers in a ``with`` block that runs a job.
+    """Hide Spark's bar and the lines of ``LOGGERS`` in a ``with`` block that runs a job.
 
     Loggers whose level the user set stay as they are.
 

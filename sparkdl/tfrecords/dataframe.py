@@ -1,9 +1,9 @@
 """Reading and writing of TFRecord files as DataFrames, on executors, without a jar and without TensorFlow.
 
-Reading uses Spark's binaryFile source on any Hadoop file system. One task reads each file whole; files that
-end in ``.gz`` are unpacked. Executors write through pyarrow's file systems (local, hdfs, s3, gs) under
-temporary names. The driver then moves the files of the tasks that succeeded, so that the rows of a task that
-ran twice appear once.
+Reading uses Spark's binaryFile source on any Hadoop file system. Each file is read as a whole by a single
+task; files that end in ``.gz`` are decompressed. Executors write through pyarrow's file systems (local, hdfs,
+s3, gs) under temporary names. The driver then moves the files of the tasks that succeeded, so that the rows
+of a task that ran twice appear once.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def read_tfrecords(
 
     Raises:
         ConfigError: the type of a column matches no kind of feature.
-        DataError: features of one name are of several kinds. Jobs that read the DataFrame raise it for
-            records that are truncated or corrupt, are not Examples, or do not fit a column.
+        DataError: without a schema, a feature is bytes in some records and numbers in others, or a record
+            cannot be read. Jobs that read the DataFrame raise it for records that are truncated or corrupt,
+            are not Examples, or do not fit a column.
     """
     cluster = application_of(spark)
     session: SparkSession = cluster.session
@@ -101,7 +102,7 @@ def _from_record(record: Record, field: types.StructField, place: str) -> object
     """Return the value of a column in a record; None if the record has none.
 
     Raises:
-        DataError: the feature has another number or kind of values than the column takes.
+        DataError: the number or the kind of the feature's values does not fit the column.
     """
     kind = field.dataType
     if record.lists is not None and field.name in record.lists:
@@ -147,7 +148,7 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
     """Return the kind of feature that holds a column: "int64", "float" or "bytes".
 
     Raises:
-        ConfigError: no kind of feature holds the column; names the remedy.
+        ConfigError: no kind of feature can hold the column.
     """
     kind, depth = field.dataType, 0
     while isinstance(kind, types.ArrayType):
@@ -212,8 +213,8 @@ def write_tfrecords(
     """Write a DataFrame as TFRecord files, one per partition.
 
     Args:
-        frame: columns of numbers, booleans, strings, binary values, vectors and arrays of these. 64-bit
-            floats become 32-bit floats, the type of records; nulls are left out.
+        frame: columns of numbers, booleans, strings and binary values, of arrays of these, and of vectors.
+            64-bit floats become 32-bit floats, the only floats that a record holds; nulls are left out.
         path: the folder; a plain path is a path of Spark's default file system.
         sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all other
             columns their context.
@@ -225,7 +226,7 @@ def write_tfrecords(
         The number of rows written.
 
     Raises:
-        ConfigError: a column has a type that records do not hold, or the compression is unknown.
+        ConfigError: a column has a type that records cannot hold, or the compression is unknown.
         DataError: an array has a null in it.
         FileExistsError: the folder exists, and ``overwrite`` is False.
     """

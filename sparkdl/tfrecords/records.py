@@ -118,7 +118,7 @@ def serialize(record: Record) -> bytes:
     """Return a record as the bytes of an Example, or of a SequenceExample if it has lists.
 
     Raises:
-        DataError: a feature has values of several kinds, or of a kind that records do not hold.
+        DataError: a feature has values of several kinds, or values that a record cannot hold.
     """
     made = Example() if record.lists is None else SequenceExample()
     features = made.features if record.lists is None else made.context

@@ -178,7 +178,7 @@ class Connection:
         return no_way or isinstance(self._problem, socket.gaierror)
 
     def close(self) -> None:
-        """Close the connection; the next request opens another."""
+        """Close the connection; the next request opens a new one."""
         if self._answer is not None:
             self._answer.close()
             self._answer = None
@@ -199,8 +199,8 @@ class HttpExchange(Exchange):
     Args:
         endpoint: the endpoint.
         worker: this worker's index.
-        attempt: Spark's taskAttemptId, which increases.
-        generation: the number of this start of the worker group.
+        attempt: Spark's taskAttemptId, which is larger for newer attempts.
+        generation: the generation (the start of the worker group) that the worker belongs to, by number.
         layout: the digest of the trainable variables' layout.
     """
 
@@ -298,10 +298,10 @@ class Loop(Protocol):
         """Return the seconds of each of ``messages.ACTIVITIES`` so far."""
 
     def intervals(self) -> list[Interval]:
-        """Return the intervals of traced batches that were not returned before."""
+        """Return intervals of traced batches that were not returned before, for one heartbeat."""
 
     def num_intervals(self) -> int:
-        """Return the number of these intervals."""
+        """Return the number of traced intervals that were not returned yet."""
 
     def stop(self) -> None:
         """Stop soon."""
@@ -322,10 +322,12 @@ class Heartbeat:
         self._done = threading.Event()
         self._intervals: list[Interval] = []  # taken from the loop and not delivered yet
         self._thread = threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True)
-        self._ahead, self._shortest = 0.0, inf  # of the endpoint's clock, from the shortest round trip
+        # Seconds by which the endpoint's clock is ahead, as measured in the shortest round trip so far; and
+        # the seconds of that round trip.
+        self._ahead, self._shortest = 0.0, inf
 
     def follow(self, loop: Loop) -> None:
-        """Report the progress of this loop from now on, and stop it when the driver says so."""
+        """Report the progress of this loop from now on, and stop it when the endpoint's reply says so."""
         self._loop = loop
 
     def __enter__(self) -> Heartbeat:
@@ -393,7 +395,7 @@ class Heartbeat:
         return True
 
     def _set_clock(self, began: float, ended: float, clock: float) -> None:
-        """Compare this process's clock with the endpoint's, whose answer came between two times."""
+        """Compare this process's clock with the endpoint's, which was read between these two times."""
         if ended - began < self._shortest:
             self._shortest = ended - began
             self._ahead = clock - (began + ended) / 2

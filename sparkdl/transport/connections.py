@@ -96,7 +96,7 @@ class PendingConnections(ConnectionManager):
             if error.errno not in FULL:
                 raise
             self._drop_oldest(1 + len(self._until) // 2, error.strerror)
-            time.sleep(0.01)  # if there was none to drop, other resources have to become free
+            time.sleep(0.01)  # if there was no connection to drop, other resources have to become free
             return None
 
     def _expire(self, threshold: float) -> None:
@@ -143,7 +143,7 @@ class PendingConnections(ConnectionManager):
 
 
 def _sent(sock: socket.socket) -> bytes | None:
-    """Return the unread data of a peer; None if its end is closed or broken."""
+    """Return the unread data of a connection; None if the peer has closed it, or it is broken."""
     try:
         return sock.recv(HEAD_BYTES + LINE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT) or None
     except BlockingIOError:

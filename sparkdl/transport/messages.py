@@ -7,8 +7,8 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
-* state: ``state`` bytes: optimizer variables, the states of random generators, and the weights that an
-  elastic rule leaves to the worker; or arrays of the user's own, one after the other; or rows in
+* state: ``state`` bytes: optimizer variables, the states of random generators, and with an elastic
+  rule the worker's own weights; or arrays of the user's own, one after the other; or rows in
   NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
@@ -81,7 +81,7 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: stop training; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
-    NOT_FINITE = 16  # reply: the update contained NaN or Inf, and was not merged
+    NOT_FINITE = 16  # reply: the update was not merged, because it had NaN, Inf or too large values
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
@@ -327,7 +327,7 @@ class FailureReport(TypedDict):
     Attributes:
         kind: "worker", "data" or "preflight".
         worker: the worker, or the partition that the task deals.
-        generation: the start of the worker group that the task belongs to.
+        generation: the generation (the start of the worker group) that the task belongs to, by number.
         attempt: the worker's attempt; -1: the task belongs to no worker.
         host: the host of the task.
         message: the reason.

@@ -128,7 +128,7 @@ class Socket(socket.socket):
         server: whether this is the endpoint's side, which does the handshake at its first read.
 
     Raises:
-        TlsError: from every method, if the peer does not speak TLS or has another key.
+        TlsError: from every method, if the peer does not speak TLS or has a different key.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:

@@ -48,14 +48,16 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         """Write the live page of the run, with its data, as one HTML file that needs no server.
 
         Args:
-            path: a local path; a file that is there is replaced.
+            path: a local path; an existing file is replaced.
 
         Raises:
             ConfigError: this History belongs to no fit.
             OSError: the file cannot be written.
         """
         if not self.run:
-            raise ConfigError("report needs the History of a fit; this one has no fit. Call fit first.")
+            raise ConfigError(
+                "report needs the History of a fit; this one belongs to no fit. Call fit first."
+            )
         Path(path).write_text(document.report(self.run), "utf-8")
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -65,7 +67,7 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         activity, on the driver's clock.
 
         Args:
-            path: a local path; a file that is there is replaced.
+            path: a local path; an existing file is replaced.
 
         Raises:
             ConfigError: the fit traced no batches.
@@ -111,8 +113,8 @@ class History(keras.callbacks.History):  # type: ignore[misc]
 def points(history: keras.callbacks.History, name: str) -> list[tuple[int, Any]]:
     """Return the epochs that have a result, with the result.
 
-    A History that another program made, or that a resumed run took from a checkpoint, has no record of these
-    epochs. Its results are those of the first ones.
+    A History of plain Keras, and results that a resumed run took from its checkpoint, have no record of
+    these epochs. Such results are assigned to the first epochs.
     """
     values, known = history.history[name], getattr(history, "_epochs_of", {}).get(name, [])
     earlier = history.epoch[: len(values) - len(known)]

@@ -32,7 +32,7 @@ def plot(history: Any) -> Figure:
         history: what ``SparkModel.fit`` returns, or Keras's own History.
 
     Returns:
-        A matplotlib.figure.Figure with one plot below the other.
+        A matplotlib.figure.Figure with the plots one below the other.
 
     Raises:
         DataError: the argument is not a History with at least one epoch.

@@ -115,8 +115,8 @@ def _within(visible: list[str], address: str) -> str:
     if int(address) >= len(visible):
         raise ConfigError(
             f"Spark assigned GPU {address} to the task, but {VISIBLE} has only {len(visible)} GPUs "
-            f"({','.join(visible)}), counted from 0. Let the script of "
-            f"spark.worker.resource.gpu.discoveryScript report indices within {VISIBLE}, or unset {VISIBLE}."
+            f"({','.join(visible)}), counted from 0. Let the discovery script of Spark "
+            f"(spark.*.resource.gpu.discoveryScript) report indices within {VISIBLE}, or unset {VISIBLE}."
         )
     return visible[int(address)]
 

@@ -79,8 +79,8 @@ class HostedDriver:
     def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
         """Apply the client's commands, wait until it has something to do, and return the record for it.
 
-        The wait takes at most ASK_SECONDS. It ends early when the epoch has a result, is ready to be released
-        or evaluated by the client, or when the run is over.
+        The wait takes at most ASK_SECONDS. It ends early when the epoch has a result, when it waits for the
+        client to release or evaluate it, or when the run is over.
 
         Args:
             epoch: the epoch that the client waits for. The client has the results of earlier epochs.

@@ -115,7 +115,7 @@ def predict_columns(
 def _arrays_of(
     columns: Sequence[arrow.ArrowArray], job: InferenceJob, decode: Mapping[int, arrow.Decode]
 ) -> Iterator[list[AnyRows]]:
-    """Yield the arrays of a batch, a limited number of rows at a time, as rows may grow when decoded."""
+    """Yield the arrays of a batch, a limited number of rows at a time, because decoding may enlarge rows."""
     count, wanted = len(columns[0]), job.schema.columns
     # For a SQL function, only the arguments show how many columns are joined into its single input.
     if len(wanted) == 1 and len(columns) > 1:

@@ -168,11 +168,11 @@ class Loop:
         return list(self.watch.seconds.values())
 
     def intervals(self) -> list[Interval]:
-        """Return the intervals of traced batches that were not returned before."""
+        """Return intervals of traced batches that were not returned before, for one heartbeat."""
         return self.watch.take_intervals()
 
     def num_intervals(self) -> int:
-        """Return the number of these intervals."""
+        """Return the number of traced intervals that were not returned yet."""
         return self.watch.num_intervals
 
     def stop(self) -> None:
@@ -274,7 +274,7 @@ class Loop:
         return self._catch_up(sequence, reply)
 
     def _catch_up(self, sequence: int, reply: Reply) -> int:
-        """Adopt the mean gradients of rounds that closed without this worker; return the open round."""
+        """Adopt the means of rounds that closed without this worker; return the next exchange's number."""
         while self.plan.joint and reply.round > sequence + 1:
             sequence += 1
             missed = Update(kind=Kind.GRADIENT, sequence=sequence, epoch=self.epoch)

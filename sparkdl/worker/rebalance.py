@@ -58,7 +58,8 @@ def moves(counts: Sequence[int]) -> list[Move]:
 def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
     """Pass on training rows, so that the shares of all workers differ by at most one row.
 
-    The rows with the largest keys are passed on, so a worker that restarts passes on the same rows.
+    The rows with the largest keys are passed on, so a worker that restarts passes on the same rows. If all
+    moved rows would be more than ``MOST_BYTES``, no rows are passed on, and the shares stay unequal.
 
     Args:
         spooled: all rows of the worker.

@@ -25,7 +25,7 @@ class Attempt:
         worker: the worker's index, which is the task's partition.
         id: Spark's taskAttemptId.
         threads: number of threads that the task may use.
-        generation: the number of the worker group's start to which the task belongs.
+        generation: the generation (the start of the worker group) that the task belongs to, by number.
         endpoint: the endpoint of the run.
     """
 

@@ -12,7 +12,7 @@ INTERVALS_PER_BEAT = 500  # maximum number of intervals in one heartbeat
 
 
 class _Activity:
-    """A context manager of one activity; a class, as it is used several times per batch."""
+    """A context manager of one activity, which can be entered again and again."""
 
     __slots__ = ("_activity", "_watch")
 
@@ -27,7 +27,7 @@ class _Activity:
 
 
 class Stopwatch:
-    """The time of a worker by activity. An inner activity interrupts the outer one, so that none overlap.
+    """The time of a worker by activity. An inner activity interrupts the outer one, so they never overlap.
 
     Args:
         traced: the batches to trace, counted from 1 since the worker started.
@@ -43,7 +43,7 @@ class Stopwatch:
         self._activities: list[str] = []
         self._since = 0.0
         self._intervals: deque[Interval] = deque()
-        self._lock = threading.Lock()  # two threads take the newest interval
+        self._lock = threading.Lock()  # two threads may remove the newest interval
         self._last_exchange: tuple[float, float] | None = None
 
     def time(self, activity: str) -> _Activity:
@@ -80,7 +80,7 @@ class Stopwatch:
         return len(self._intervals)
 
     def take_intervals(self) -> list[Interval]:
-        """Remove and return the intervals traced so far. The heartbeat's thread calls it."""
+        """Remove and return the oldest intervals, for one heartbeat. The heartbeat's thread calls it."""
         taken: list[Interval] = []
         with self._lock:
             kept = self._batches in self._traced  # the last interval may still be divided

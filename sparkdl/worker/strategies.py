@@ -97,7 +97,7 @@ class Strategy(ABC):
         """Bring the replica up to date with the last reply."""
 
     def recover(self, reply: Reply) -> None:
-        """Continue after an update that contained NaN or Inf, and is discarded."""
+        """Continue after an update that was not merged, because it had NaN, Inf or too large values."""
         self.load(reply)
         optimizers.reset_not_finite(self.replica.model)
 
@@ -117,7 +117,7 @@ class Strategy(ABC):
         return update
 
     def end_epoch(self) -> float:
-        """Return the mean loss of the windows' first batches, NaN for none; begin the next epoch."""
+        """Return the mean loss of the windows' first batches, NaN if there are none; begin the next epoch."""
         first, self.first_losses, self.loss = self.first_losses, [], (0.0, 0.0)
         return fmean(first) if first else nan
 
@@ -242,7 +242,8 @@ class ElasticStrategy(DeltaStrategy):
     """Separate weights of each worker, which a spring draws towards the center.
 
     A worker sends the spring's pull on its weights, and continues from the drawn weights. The spring is tied
-    to the current center: that of the last round, or one that is requested.
+    to the center: in rounds to that of the last round, otherwise to the one that the worker requests before
+    it sends.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings, pull: Pull) -> None:
@@ -273,8 +274,8 @@ class ElasticStrategy(DeltaStrategy):
     def load(self, reply: Reply, own: bytes = b"") -> None:
         """Continue from this worker's own weights in a snapshot; without any, from the center.
 
-        There are none at the start, after the driver has set the center, and after an update with
-        NaN or Inf.
+        There are none at the start, after the driver has set the center, and after an update that was not
+        merged.
         """
         self._tie(reply)
         self.local = np.frombuffer(own, np.float32) if own else reply.parameters

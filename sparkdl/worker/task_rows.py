@@ -74,7 +74,7 @@ class RddRows(TaskRows):
     Attributes:
         schema: the schema that every row has to match.
         part: the part that the rows belong to.
-        place: the unit that the task's index counts: "partition", or "worker" if it has several partitions.
+        place: the unit that a task's index counts: "partition", or "worker" if a worker has several of them.
         split: the fraction of the rows that is moved to the validation part.
         split_seed: the seed of the random choice of these rows.
     """
