@@ -1,4 +1,4 @@
-"""Rows per second and accuracy: sparkdl beside Elephas 7.3.0, plain Keras and the ceiling.
+"""Rows per second and accuracy: sparkdl compared with Elephas 7.3.0, plain Keras and the ceiling.
 
 All contestants train the same MLP on the same MNIST rows with the same batch size, optimizer, epochs and
 initial weights on the same cores. Each runs in its own process, in interleaved rounds. Medians are over
@@ -95,7 +95,7 @@ def speeds(answers: Answers) -> str:
 
 
 def bars(answers: Answers, ours: list[Spec]) -> str:
-    """Return the table of our settings against Elephas and the bar."""
+    """Return the table that compares settings of sparkdl with Elephas and with the bar."""
     rows = []
     for spec in ours:
         row = [spec.title, counterpart(spec).title]
@@ -105,8 +105,8 @@ def bars(answers: Answers, ours: list[Spec]) -> str:
             wanted = bar(spec, answers, column)
             row += [spread(ratios(mine, theirs), ".1f"), verdict(mine, wanted)]
         rows.append([*row, spread(points_ahead(answers, spec), "+.2f")])
-    header = ["ours", "Elephas's", "first / Elephas", "bar", "warm / Elephas", "bar"]
-    return table([*header, "accuracy, points"], rows)
+    header = ["sparkdl", "Elephas", "first fit, ratio", "bar, rows/s", "warm, ratio", "bar, rows/s"]
+    return table([*header, "accuracy, difference in points"], rows)
 
 
 def verdict(mine: dict[int, float], wanted: float | None) -> str:
@@ -118,7 +118,7 @@ def verdict(mine: dict[int, float], wanted: float | None) -> str:
 
 
 def points_ahead(answers: Answers, ours: Spec) -> list[float]:
-    """Return our lead over Elephas in points of accuracy, round by round."""
+    """Return sparkdl's lead over Elephas in points of accuracy, round by round."""
     mine = values(answers, ours.title, "accuracy")
     theirs = values(answers, counterpart(ours).title, "accuracy")
     return [100 * (mine[round_] - theirs[round_]) for round_ in mine if round_ in theirs]

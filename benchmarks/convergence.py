@@ -1,4 +1,4 @@
-"""Accuracy at equal epochs: modes, frequencies and rules beside plain Keras, on 1 to 8 workers.
+"""Accuracy at equal epochs: modes, frequencies and rules compared with plain Keras, on 1 to 8 workers.
 
 Every run is a worker group of real Keras replicas with sparkdl's training loop, coordinator and rules, in one
 process and in virtual time (``tests/simulator.py``). Workers take batches at their own jittering speeds,

@@ -83,7 +83,7 @@ def main() -> None:
         cells = [mode, *(spread(found, ".2f") for found in (few, many))]
         cells.append(verdict("≤ 5", max(map(statistics.median, (few, many))) <= BARS["peak"]))
         lines.append([*cells, f"{apart:.2f}", verdict("< 1", apart < BARS["apart"])])
-    header = ["mode", *(f"K = {workers}" for workers in options.workers), "bar", "apart", "bar"]
+    header = ["mode", *(f"K = {workers}" for workers in options.workers), "bar", "difference", "bar"]
     words = (
         f"{LAYERS} Dense layers, together {LAYERS * WIDTH**2:,} parameters, SGD, every batch, 3 epochs; the "
         f"peak above the idle driver in copies of the parameters ({LAYERS * WIDTH**2 / 250000:.0f} MB), "

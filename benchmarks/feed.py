@@ -1,6 +1,6 @@
 """Rows per second and memory of the path of rows to a worker and into its batches.
 
-1. Training: an MLP on one core, plain Keras from NumPy arrays beside one worker with a DataFrame, both with
+1. Training: an MLP on one core, plain Keras from NumPy arrays and one worker with a DataFrame, both with
    one thread, in turns. "First" is a complete fit of one epoch, with Spark's shuffle and the
    worker's start; "later" are the epochs after the first, as ``contestants.measure`` defines them. Once
    with MNIST, and once with as many random rows as make 4 GB.
@@ -260,7 +260,7 @@ def main() -> None:
 
 def report(options, trained: list[list[str]], ways: list[list[str]], work: list[list[str]]) -> None:
     """Print the section, and write it to the results file if there is one."""
-    header = ["rows", "", "rows/s, first", "rows/s, later", "of plain Keras's", "bar", "rise, MB", "bar"]
+    header = ["rows", "", "rows/s, first", "rows/s, later", "ratio to plain Keras", "bar", "rise, MB", "bar"]
     header.append("resident, MB")
     body = [
         f"Rows of 784 floats and a label; medians of {options.rounds} turns, with generated rows of "
@@ -269,11 +269,11 @@ def report(options, trained: list[list[str]], ways: list[list[str]], work: list[
         "above its level after importing Keras; resident are the most pages it had, of mapped files too.",
         table(header, trained),
         f"Ingestion of {options.rows:,} rows:",
-        table(["", "rows/s", "of Arrow's", "bar"], ways),
+        table(["", "rows/s", "ratio to Arrow", "bar"], ways),
         f"Input work over {EPOCHS} epochs of {options.rows:,} rows, in seconds of one core. The convnet is "
         "the one for MNIST among Keras's own examples (32 and 64 filters); the CNN has strides and few "
         "filters (16 and 32), whose steps take as little as those of dense layers.",
-        table(["", "Arrow ingestion", "of it writing", "batches", "steps", "of all", "bar"], work),
+        table(["", "Arrow ingestion", "of which writing", "batches", "steps", "input / total", "bar"], work),
     ]
     harness.report("Feed: rows to batches", "\n\n".join(body), options.results)
 

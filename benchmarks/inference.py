@@ -1,4 +1,4 @@
-"""Rows per second of ``transform`` beside plain ``model.predict`` on the same cores.
+"""Rows per second of ``transform`` compared with plain ``model.predict`` on the same cores.
 
 Both predict MNIST's training images several times over, so that a job's start is a small part of the time,
 and they alternate. Plain Keras predicts from an array, with a thread per core; KerasTransformer predicts from
@@ -119,14 +119,13 @@ def main() -> None:
         for name, model in (("MLP", problems.mlp()), ("CNN", problems.cnn())):
             lines += compare(name, model, x, frame, options.rounds)
     spark.stop()
-    header = ["model", "", "rows/s", "of plain Keras's", "bar"]
+    header = ["model", "", "rows/s", "ratio to plain Keras", "bar"]
     words = (
         f"{len(x):,} rows of {x.shape[1]} floats, batches of {BATCH}; medians of {options.rounds} turns "
         f"(lowest to highest). {harness.machine({'sparkdl': sys.executable})}"
     )
-    harness.report(
-        "Inference: transform beside model.predict", f"{words}\n\n{table(header, lines)}", options.results
-    )
+    title = "Inference: transform compared with model.predict"
+    harness.report(title, f"{words}\n\n{table(header, lines)}", options.results)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ its endpoint and Spark's JVM run on the other cores, so the same core's work is 
 compilation are excluded on both sides by the definition of ``contestants.measure``. The contestants of one
 frequency live side by side and take turns, and each ratio is computed within its turn. A turn must be shorter
 than a minute, as with the defaults: Spark ends a Python worker that idles for longer, and the next fit would
-begin in a fresh process, beside plain Keras in its warm one. On a virtual machine the host may take a
-processor away for a while. A process that waits for another's answer is hit twice, so only the calmer half of
-the turns counts: those in which the host took least.
+begin in a fresh process, while plain Keras has a warm one. On a virtual machine the host may take a
+processor away for a while. A process that waits for another's answer is hit twice, so only half of the turns
+count: those in which the host took the least processor time.
 
 At "batch" the table also has the extra time of a step over one of plain Keras. Its bar is 1 ms plus the time
 of the same bytes over TCP, there and back, between the steps of plain Keras.
@@ -23,7 +23,7 @@ from dataclasses import replace
 import harness
 from harness import Spec, spread, table
 
-TITLE = "Overhead: one worker beside plain Keras"
+TITLE = "Overhead: one worker compared with plain Keras"
 BARS = {"epoch": 0.9, "batch": 0.6}
 ADDED = 1.0  # ms per step, in addition to the bytes
 
@@ -56,16 +56,22 @@ def main() -> None:
             print(f"# {spec.title}: {harness.brief(answer)}")
         answers = calmer_half(answers)
         stolen = max(share for answer in answers.values() for share in answer["stolen"])
-        words.append(f'"{frequency}": the host took up to {stolen:.0%} in the turns that count.')
+        words.append(
+            f'"{frequency}": in the turns that count, the host took at most {stolen:.0%} of the processor '
+            "time."
+        )
         plain, moving = (measured(answers, name) for name in ("plain", "moving"))
         rows += [line(spec, answers[spec], plain, moving) for spec in specs if spec.name != "moving"]
         if moving:
             alone = spread((1000 * seconds for seconds in moving), ".2f")
-            words.append(f"The bytes of an exchange over TCP, between steps of plain Keras: {alone} ms.")
+            words.append(
+                f"Sending the bytes of an exchange over TCP, between steps of plain Keras, takes {alone} ms."
+            )
     about = (
-        f"The calmer half of {options.rounds} turns, {options.warm_epochs} epochs of "
-        f"{options.rows or 60000:,} rows, batch {options.batch_size}, {options.optimizer}; "
-        "medians [min..max]. " + harness.machine(harness.pythons(options, []))
+        f"{options.warm_epochs} epochs of {options.rows or 60000:,} rows, batch {options.batch_size}, "
+        f"{options.optimizer}; medians [min..max] over half of {options.rounds} turns: those in which the "
+        "host of the virtual machine took the least processor time. "
+        f"{harness.machine(harness.pythons(options, []))}"
     )
     header = ["", "rows/s, warm", "share of plain Keras", "bar", "added per step, ms", "bar", "exchanges"]
     body = table([*header, "bytes received", "bytes sent"], rows)
@@ -81,7 +87,7 @@ def contestants(frequency: str) -> list[Spec]:
 
 
 def calmer_half(answers: dict[Spec, dict]) -> dict[Spec, dict]:
-    """Return the answers with half of the turns: those in which the host took least time."""
+    """Return the answers with half of the turns: those in which the host took the least time."""
     worst = [max(shares) for shares in zip(*(answer["stolen"] for answer in answers.values()), strict=True)]
     kept = sorted(range(len(worst)), key=worst.__getitem__)[: (len(worst) + 1) // 2]
     return {

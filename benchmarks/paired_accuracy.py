@@ -1,4 +1,4 @@
-"""Test accuracy, seed by seed: sparkdl beside plain Keras, the reference simulation and Elephas.
+"""Test accuracy, seed by seed: sparkdl compared with plain Keras, the reference simulation and Elephas.
 
 The seed determines the initial weights that all contestants start from, which the script checks. Each setting
 of sparkdl is compared within its seed with plain ``model.fit`` at the same batch size and epochs, with the
@@ -101,7 +101,7 @@ def check_start(answers: dict[str, list[dict]], seeds: int) -> None:
 
 
 def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
-    """Raise an error if the simulation used another rule than sparkdl reports."""
+    """Raise an error if the rule of the simulation is not the one that sparkdl reports."""
     for spec in specs:
         for answer in answers[spec.title] if spec.name == "sparkdl" else []:
             training = answer.get("training", [{}])[0]

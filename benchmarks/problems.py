@@ -28,7 +28,7 @@ class Problem:
         load: returns (x, y), (x_test, y_test), given the folder that has ``mnist`` and ``fashion-mnist``.
         make: returns the model without an optimizer.
         loss: its loss.
-        score: Keras's name of the score reported beside the loss; at most 1, where a point is 0.01.
+        score: Keras's name of the score that is reported with the loss; at most 1, where a point is 0.01.
         batch_size: rows per update.
         rates: the learning rate of each optimizer, by its name.
         falls: the optimizers whose rate falls to 0 by a cosine over the run.

@@ -270,7 +270,7 @@ def words_of(outcome: dict, options) -> str:
         first, last = quarters(samples, name)
         met = verdict(f"≤ {bar:g} more", name not in grown(samples))
         lines.append([name, f"{first:.1f}", f"{last:.1f}", f"{slope(samples, name):+.2f}", met])
-    header = ["of the endpoint's process", "first quarter", "last quarter", "an hour", "bar"]
+    header = ["endpoint's process", "first quarter", "last quarter", "change per hour", "bar"]
     counts = {
         "updates merged": outcome["version"],
         "sum of the center": sum(outcome["center"]),

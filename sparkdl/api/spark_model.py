@@ -586,7 +586,7 @@ def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[]
 
     Raises:
         ConfigError: the rule, the distribution or the backend does not support the model.
-        ModelError: the model is not a compiled Keras model, or has features that workers cannot honour.
+        ModelError: the model is not a compiled Keras model, or uses features that workers do not support.
     """
     checks.require_compiled(model)
     checks.require_honoured(model)

@@ -81,7 +81,7 @@ def unpack(data: bytes | memoryview) -> Any:
 def like(template: Any, value: Any) -> Any:
     """Return an unpacked value in the structure of a template.
 
-    JSON turned tuples into lists and dict keys into texts; the template restores them.
+    JSON turned tuples into lists and dict keys into strings; the template restores them.
 
     Raises:
         TypeError: the value has a different structure.

@@ -324,7 +324,7 @@ def remedy(column: str, kind: str, depth: int) -> str:
 
     Args:
         column: the column, as it is written in code.
-        kind: Spark's name for the type of its values, or of the elements of its arrays.
+        kind: Spark's or Arrow's name for the type of its values, or of the elements of its arrays.
         depth: the nesting depth of its arrays.
     """
 
@@ -481,7 +481,7 @@ def open_for_writing(uri: str) -> pa.NativeFile:
 
 
 def of_pandas(values: Any) -> pa.Array:
-    """Return a pandas Series as an Arrow array; a DataFrame with the fields of vectors as structs."""
+    """Return a pandas Series as an Arrow array, or a DataFrame of the fields of vectors as structs."""
     if hasattr(values, "columns"):
         parts = [of_pandas(values[name]) for name in values.columns]
         missing = pa.array(values.isna().all(axis=1).to_numpy())

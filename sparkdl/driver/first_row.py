@@ -1,7 +1,7 @@
 """The first row of the user's data: the columns that it determines, and the model's predictions for it.
 
 The driver reads one row. The row gives the shapes and dtypes that a model may leave open, builds the model's
-metrics, and shows early if the model cannot be computed.
+metrics, and shows early whether the model fails on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
         step: the step that the rows are for, "train_step" or "test_step"; None: predict.
 
     Raises:
-        DataError: the row does not fit the model, or the model cannot be computed on it.
+        DataError: the row does not fit the model, or the model fails on it.
     """
     frame = isinstance(source, FrameSource)  # vectors of a DataFrame take the shape of the model's input
     return settle_sample(model, source.peek(), step, frame=frame)
@@ -58,7 +58,7 @@ def settle_sample(
         frame: whether the row is one of a DataFrame.
 
     Raises:
-        DataError: the row does not fit the model, or the model cannot be computed on it.
+        DataError: the row does not fit the model, or the model fails on it.
     """
     schema = signature.fit_features(model, sample.schema(keras_settings.float_type()), reshape=frame)
     rows = signature.named_batch_size(model) or 1

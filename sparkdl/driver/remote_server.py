@@ -146,7 +146,7 @@ class RemoteCoordinator:
         self.snapshot = snapshot
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Make the weights that a callback set the new center."""
+        """Replace the center with the weights that a callback set."""
         if self._endpoint is not None:
             path = f"/v1/replace/{self._orders['released']}"
             self.ask(self._endpoint, path, parameters.tobytes() + statistics.tobytes())
@@ -173,7 +173,10 @@ class RemoteCoordinator:
         return self._over
 
     def stopped_snapshot(self) -> Snapshot:
-        """Return the snapshot of a run that ends early; the last epoch's end if the run reported none."""
+        """Return the snapshot of a run that ends early.
+
+        If the run reported none, return that of the end of the last epoch.
+        """
         return self._stopped or self.snapshot
 
     def missing(self) -> list[int]:

@@ -14,7 +14,7 @@ COUNTS = {  # shown if they are not 0
     "retries": "repeated requests",
     "late_merged": "late updates merged",
     "late_dropped": "late updates dropped",
-    "not_finite": "updates not finite",
+    "not_finite": "non-finite updates",
     "refused": "refused updates",
     "refused_requests": "refused requests",
     "checkpoints_failed": "failed checkpoints",
@@ -25,12 +25,12 @@ class TrainingRecord(dict[str, Any]):
     """The counts and timings of a run by name: a dict that prints as a summary."""
 
     def timings(self, epochs: Sequence[int]) -> list[tuple[int, float, float]]:
-        """Return the epoch, its seconds, and its rows per second, for each epoch with a timing.
+        """Return the epoch, its seconds and its rows per second, for each epoch whose row count is known.
 
-        The first epochs may have none, in a run that resumed an older checkpoint.
+        The row counts of the first epochs may be unknown in a run that resumed an older checkpoint.
 
         Args:
-            epochs: the epochs of a History, which lacks one that ended with an error.
+            epochs: the epochs of a History. An epoch that ended with an error is not among them.
         """
         rows, seconds = self.get("epoch_rows", []), self.get("epoch_seconds", [])
         untimed = len(seconds) - len(rows)
@@ -65,7 +65,10 @@ class TrainingRecord(dict[str, Any]):
 
 
 def listed(texts: Sequence[str], most: int = 8) -> str:
-    """Return texts as a list; if there are many, the first ones, the last one and the number."""
+    """Join strings with commas.
+
+    If there are many, only the first ones and the last one are kept, and their number is added.
+    """
     if len(texts) <= most:
         return ", ".join(texts)
     return f"{', '.join(texts[: most - 2])}, …, {texts[-1]} ({len(texts)})"

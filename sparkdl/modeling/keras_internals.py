@@ -187,7 +187,7 @@ def learning_rate(optimizer: Any) -> Any:
 
 
 def set_schedule(optimizer: Any, schedule: Any) -> None:
-    """Replace an optimizer's learning-rate schedule. The public ``learning_rate`` setter refuses this."""
+    """Replace an optimizer's learning-rate schedule."""
     optimizer._learning_rate = schedule  # Keras 3.5 to 3.15
 
 

@@ -1,6 +1,7 @@
 """The metrics of a compiled model: their states, and the names under which steps report them.
 
-Each worker measures its part of the rows. A metric can be merged only if its states may be added.
+Each worker measures its part of the rows. The states of a metric are merged by addition. For a metric that is
+not one of Keras's, ``adds_up`` tests whether this is exact; ``driver.epochs`` has the other ways to merge.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
 
 
 def adds_up(metric: Any, samples: Samples) -> bool:
-    """Return True if states of a metric may be added, by measuring two halves apart and together."""
+    """Return True if the states of a metric may be added.
+
+    Two sets of predictions are measured, separately and together, and the states are compared.
+    """
     sample = build_metric(metric, samples)
     if sample is None:
         return False
@@ -125,7 +129,7 @@ def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | 
 
     Returns:
         Indices in ``metrics_of(model)`` by name, None for a value that is no metric's result. None instead of
-        the dict if the names are those of the metrics.
+        the dict if the names are those of the metrics, or if the step returns no dict.
     """
     for place, metric in enumerate(metrics_of(model)):
         metric.result = functools.partial(keras.ops.convert_to_tensor, MARK + place)

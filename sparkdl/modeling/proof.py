@@ -1,9 +1,9 @@
 """Comparison of a restored model with the live model, by their results for the first row.
 
-Workers train a model that is restored from its configuration and from a list of attributes that differ (see
-``modeling.differences``). The list may be incomplete: a constructor may keep an argument in the graph of a
-functional model, in a closure or in an object of another library. So before training begins, the
-driver runs both models on the first row and compares the results.
+Workers train a model that is restored from its configuration, and from a list of the attributes that the
+configuration does not record (see ``modeling.differences``). The list may be incomplete: a constructor may
+keep an argument in the graph of a functional model, in a closure or in an object of another library. So
+before training begins, the driver runs both models on the first row and compares the results.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
     for what in apart:
         if _equal(ours[what], once_more.get(what)):
             raise ModelError(
-                f'The model "{model.name}" gives other results after it is rebuilt on executors. For the '
-                f"first row, {what} is {_shown(ours[what])} in the original and {_shown(theirs.get(what))} "
-                "in the copy. Return all settings of its classes from get_config and accept them in "
-                "__init__, or pass SparkModel a function that builds and compiles the model."
+                f'The model "{model.name}" gives different results when it is rebuilt, as it would be on '
+                f"executors. For the first row, {what} is {_shown(ours[what])} in the original and "
+                f"{_shown(theirs.get(what))} in the copy. Return all settings of its classes from get_config "
+                "and accept them in __init__, or pass SparkModel a function that builds and compiles the "
+                "model."
             )
 
 

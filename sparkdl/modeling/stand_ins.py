@@ -2,7 +2,7 @@
 
 ``keras.Model.fit`` never uses the configuration of an object. So a program works even if a ``get_config``
 leaves out an argument or is missing. Workers, however, make the model from its configuration. Such an object
-is therefore sent beside the configuration: a layer or model as a call of its constructor, any other
+is therefore sent with the configuration: a layer or model as a call of its constructor, any other
 object pickled.
 """
 

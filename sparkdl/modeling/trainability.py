@@ -109,8 +109,8 @@ def require_known(model: keras.Model) -> None:
     exact = keras.backend.backend() == "jax" and len(known) != len(wanted)
     if others or exact:
         raise ModelError(
-            f'The optimizer of the model "{model.name}" was built for other variables than those trainable '
-            f"now{': ' + others[0] if others else ''}. Compile the model with a new optimizer."
+            f'The optimizer of the model "{model.name}" was built for variables other than those that are '
+            f"trainable now{': ' + others[0] if others else ''}. Compile the model with a new optimizer."
         )
 
 

@@ -199,7 +199,7 @@ class _Guard:
 def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function and return its result; raise an interrupt once, after the cleanup.
 
-    Nested calls, and calls in other threads than the main one, are plain calls.
+    Nested calls, and calls in threads other than the main one, are plain calls.
     """
     global _guard
     handler = signal.getsignal(signal.SIGINT)

@@ -40,7 +40,7 @@ def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: 
         RefusedError: the layout, the offset, a section or the epoch does not match the run.
     """
     if update.layout != shape.layout or update.offset:
-        raise RefusedError(422, "The update has another layout of variables than this model.")
+        raise RefusedError(422, "The layout of the variables in the update does not match this model.")
     _check_sections(update, lengths, shape, aggregation)
     if update.kind is Kind.REPORT and update.epoch >= shape.epochs:
         raise RefusedError(400, f"Unknown epoch {update.epoch + 1}: the run has {shape.epochs}.")

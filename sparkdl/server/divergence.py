@@ -1,4 +1,4 @@
-"""Divergence detection: NaN or Inf in updates, or merged deltas that blow up the center."""
+"""Divergence detection: NaN, Inf or too large values in updates, or merged deltas that blow up the center."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sparkdl.core.vectors import Vector, norm
 from sparkdl.errors import DivergedError
 from sparkdl.transport.messages import Update
 
-STRIKES = 10  # consecutive updates of one worker with NaN or Inf that end the run
+STRIKES = 10  # consecutive updates of one worker with NaN, Inf or too large values that end the run
 FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
-FIRST = 32  # batches that define the initial loss, or the first window if it has more
+FIRST = 32  # the initial loss is the mean over this many first batches, or the first window if that has more
 RISE = 10.0  # a diverged run's loss rises by more than this multiple of its initial absolute value
-WIDER = 1.5  # a diverged run's center has more than this multiple of its initial norm
-GROWTH = 50.0  # a diverged run exceeds this product of the relative rise and the ratio of norms
+WIDER = 1.5  # the norm of a diverged run's center exceeds this multiple of its initial norm
+GROWTH = 50.0  # in a diverged run, the relative rise times the ratio of norms exceeds this
 THROWS = 3  # a run has diverged after this many consecutive epochs in which workers repaired the center
 ENDLESS = 1e300  # losses this large count as Inf: their mean could overflow
-AWAY = 1.0  # minimum relative rise, of the loss over windows or at their start, that counts as a large rise
+AWAY = 1.0  # relative rise that counts as large, of the mean loss of whole windows or of their first batches
 LOST = 5  # after a large rise, a run is lost if its median loss over this many epochs exceeds the initial one
 
 
@@ -33,8 +33,8 @@ class DivergenceDetector:
         first: number of losses that define the initial loss.
 
     Attributes:
-        useless: True if the run has diverged and the center cannot be used. Updates with NaN or Inf never set
-            it: they are not merged, so the center stays usable.
+        useless: True if the run has diverged and the center cannot be used. Refused updates never set it:
+            they are not merged, so the center stays usable.
     """
 
     def __init__(self, center: Vector, *, merged: bool, first: int = FIRST) -> None:
@@ -44,16 +44,21 @@ class DivergenceDetector:
         self._thrown = 0  # consecutive epochs in which workers repaired the center
         self._away = False  # True once the loss has had a large rise
         self._latest: deque[float] = deque(maxlen=LOST)  # losses of the last epochs
-        self._refused: dict[int, int] = {}  # sequence of each worker's last update with NaN or Inf
-        self._strikes: dict[int, int] = {}  # number of consecutive updates with NaN or Inf, by worker
-        self._kinds: dict[int, set[bool]] = {}  # soundness of the updates, by epoch
+        self._refused: dict[int, int] = {}  # sequence of each worker's last refused update
+        self._strikes: dict[int, int] = {}  # number of consecutive refused updates, by worker
+        self._kinds: dict[int, set[bool]] = {}  # whether updates were sound (see take), by epoch
 
     def has_refused(self, update: Update) -> bool:
         """Return True if this is its worker's last update that was not merged."""
         return self._refused.get(update.worker) == update.sequence
 
     def take(self, update: Update, *, sound: bool) -> int:
-        """Record an update and its soundness; return the worker's number of consecutive unsound updates.
+        """Record an update; return the worker's number of consecutive refused updates.
+
+        Args:
+            update: the update.
+            sound: True if the update may be merged. An update with NaN, Inf or too large values is refused,
+                unless the run scales its loss (see ``Screening.screen``).
 
         Raises:
             DivergedError: the number has reached ``STRIKES``.
@@ -66,8 +71,8 @@ class DivergenceDetector:
         self._strikes[update.worker] = strikes = self._strikes.get(update.worker, 0) + 1
         if strikes >= STRIKES:
             raise diverged(
-                f"the last {strikes} updates of worker {update.worker} contained NaN or Inf, the latest in "
-                f"epoch {update.epoch + 1}, and were not merged"
+                f"the last {strikes} updates of worker {update.worker} (the latest in epoch "
+                f"{update.epoch + 1}) contained NaN, Inf or values that are too large, and were not merged"
             )
         return strikes
 
@@ -90,7 +95,10 @@ class DivergenceDetector:
                 not recover.
         """
         if self._kinds.pop(epoch, None) == {False}:
-            raise diverged(f"every update of epoch {epoch + 1} contained NaN or Inf and was not merged")
+            raise diverged(
+                f"every update of epoch {epoch + 1} contained NaN, Inf or values that are too large, and was "
+                "not merged"
+            )
         known = _finite(losses)
         if not self.merged or not known:
             return
@@ -153,7 +161,11 @@ class DivergenceDetector:
         return self._thrown >= THROWS
 
     def restart(self, *, rolled_back: bool) -> None:
-        """Forget updates that are repeated or that come from restarted workers."""
+        """Forget refused updates when the workers restart.
+
+        Args:
+            rolled_back: True if epochs are repeated. Then what was recorded of them is forgotten too.
+        """
         self._refused.clear()
         self._strikes.clear()
         if rolled_back:

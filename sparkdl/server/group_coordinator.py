@@ -81,7 +81,7 @@ class GroupCoordinator(ABC):
 
     @property
     def staleness(self) -> Sequence[int]:
-        """The number of merged updates by their staleness; the last one includes all larger ones."""
+        """The number of merged updates with each staleness; the last entry also counts all larger values."""
         return self.aggregation.staleness
 
     @property
@@ -126,7 +126,7 @@ class GroupCoordinator(ABC):
     def join(self, worker: int, generation: int, attempt: int, host: str, pid: int) -> bool:
         """Add a worker's attempt to the group; return False while an older attempt is active.
 
-        Spark starts a second attempt beside a slow one (speculation), or after a failed one.
+        Spark starts a second attempt while a slow one still runs (speculation), or after a failed one.
 
         Raises:
             RefusedError: the generation is old, or a newer attempt has joined.
@@ -214,7 +214,7 @@ class GroupCoordinator(ABC):
             attempt: the worker's attempt.
             seconds: the seconds of each of ``messages.ACTIVITIES`` so far.
             intervals: new intervals of traced batches, on the worker's clock.
-            ahead: seconds by which this process's clock is ahead of the worker's, as far as it knows.
+            ahead: seconds by which this process's clock is ahead of the worker's, as estimated by the worker.
         """
         with self.changed:
             member = self.membership.hear(worker, generation, attempt)
@@ -265,7 +265,7 @@ class GroupCoordinator(ABC):
         self.state.fail(generation, error)
 
     def admit(self, update: Update, lengths: Sections) -> None:
-        """Refuse an update by its header alone, before any of its sections are read.
+        """Check an update by its header alone, before any of its sections are read.
 
         Raises:
             RefusedError: the run, generation, attempt, layout or the length of a section does not match.

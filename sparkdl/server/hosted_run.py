@@ -15,7 +15,9 @@ from sparkdl.transport.exchange import Endpoint
 
 @dataclass(frozen=True)
 class HostedRun:
-    """Values from which worker 0 makes the endpoint of a run. Tasks can share them.
+    """Values from which worker 0 makes the endpoint of a run.
+
+    They are the same for all tasks, so they can be sent once (``TrainJob.hosted``).
 
     Attributes:
         shape: settings of the run that the coordinator needs.

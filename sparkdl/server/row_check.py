@@ -67,7 +67,7 @@ def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
 
 
 def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: bool) -> str:
-    """Return the error of a run whose workers hold other rows than before.
+    """Return the error of a run whose workers no longer hold the same rows.
 
     Args:
         before: rows that each worker held.

@@ -1,4 +1,4 @@
-"""Screening: updates with NaN or Inf are not merged, and a run that diverges ends."""
+"""Screening: updates with NaN, Inf or too large values are not merged, and a run that diverges ends."""
 
 from __future__ import annotations
 

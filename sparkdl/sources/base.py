@@ -45,7 +45,7 @@ class Source(ABC):
     """The user's rows, from arrays, an RDD, a DataFrame or a function.
 
     Attributes:
-        schema: the columns of every row, known once the first row was read.
+        schema: the columns of every row, known once the first row has been read.
         indicator: the column of booleans that marks validation rows, if there is one.
         workers: the number of tasks, once it is known.
         partitions: the number of partitions, if each stays whole on one worker; None: rows are redistributed.
@@ -53,7 +53,8 @@ class Source(ABC):
         of_a_plan: whether the job computes the rows from the user's own RDD or DataFrame.
         ahead: the number of tasks without rows that precede the workers' tasks. If there are any, the result
             of each task arrives as soon as the task ends.
-        held_batch: the number of rows in an evaluation batch. Arrays are dealt in whole batches of this size.
+        held_batch: the number of rows in an evaluation batch. For evaluation, arrays are dealt in whole
+            batches of this size.
         held_most: the number of leading validation rows that are evaluated; None: all.
         whole: whether arrays stay in one partition, because all batches need the same number of rows.
     """

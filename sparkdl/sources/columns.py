@@ -93,7 +93,10 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
 
 
 def stored(name: str, found: Found) -> Column:
-    """Return a column of vectors or arrays as structs of the fields that a vector stores."""
+    """Return a column of vectors or arrays as structs.
+
+    The fields are those in which Spark stores a vector: type, size, indices and values.
+    """
     if is_vector(found.kind):
         return functions.unwrap_udt(found.column)
     from pyspark.ml.functions import array_to_vector

@@ -1,7 +1,8 @@
 """The kinds of tasks that run on executors.
 
-Each kind is a frozen dataclass. The driver makes an instance with all values that the tasks of one stage
-need, and sends it to the executors. There each task calls its ``run`` after the preflight.
+Each kind is a frozen dataclass. The driver makes an instance for the tasks of one stage, and sends it to the
+executors. Large values that all tasks share come separately, as ``TaskCall.shared``. Each task calls the
+instance's ``run`` after the preflight.
 
 ``run`` takes the task's iterator and always drains it: Spark ends a Python worker that leaves rows unread,
 and every compiled function is lost with it.
@@ -52,7 +53,7 @@ class TaskCall:
     Attributes:
         context: Spark's TaskContext; a BarrierTaskContext in a barrier stage.
         endpoint: the run's endpoint, if there is one.
-        generation: the number of the worker group start that the task belongs to.
+        generation: the number of the generation (the start of the worker group) that the task belongs to.
         shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a file.
     """
 

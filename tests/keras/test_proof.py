@@ -126,7 +126,7 @@ def test_what_comes_back_as_something_else_is_named(what):
     model = HIDING[what]()
 
     with pytest.raises(
-        ModelError, match=rf"gives other results .* {what}.* is .* in the original and .* in the copy"
+        ModelError, match=rf"gives different results .* {what}.* is .* in the original and .* in the copy"
     ):
         serialization.freeze(model, check=functools.partial(proof.require_same, model, first=(X, Y, None)))
 

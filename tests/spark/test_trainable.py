@@ -132,7 +132,7 @@ def test_an_optimizer_of_other_variables_is_refused_by_name(spark):
     model.compile(model.optimizer, "mse")
 
     with pytest.raises(
-        ModelError, match="was built for other variables .* Compile the model with a new optim"
+        ModelError, match="was built for variables other than .* Compile the model with a new optim"
     ):
         SparkModel(model, num_workers=1).fit(X, Y, **SETTINGS)
 

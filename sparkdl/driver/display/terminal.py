@@ -1,6 +1,6 @@
 """The display in a terminal: a bar below the lines of the epochs.
 
-Lines that others print while the bar is drawn appear above it. Rich redirects ``sys.stdout`` and
+Lines that other code prints while the bar is drawn appear above it. Rich redirects ``sys.stdout`` and
 ``sys.stderr`` for that. A logging handler keeps the stream that it was made with, so it is redirected here.
 """
 
@@ -39,7 +39,8 @@ class BarDisplay(Display):
             *columns,
             console=console,
             transient=True,
-            redirect_stderr=error is not None and error.isatty(),  # a file gets what is meant for it
+            # stderr that goes to a file is not redirected to the console.
+            redirect_stderr=error is not None and error.isatty(),
         )
         self.task: TaskID | None = None
         self.handlers: list[tuple[Any, Any]] = []  # logging handlers, each with its own stream

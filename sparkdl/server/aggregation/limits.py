@@ -10,7 +10,7 @@ LEAST_EARLY = 2
 KEPT_BYTES = 64 << 20
 # Minimum number of mean gradients that hybrid rounds keep, whatever their size.
 LEAST_KEPT = 4
-# Number of bodies of late workers that are read beside the others, whatever their size.
+# Number of bodies of late workers that are read in addition to the others, whatever their size.
 STRAGGLERS = 3
 # Number of elements of a hogwild center that one lock guards.
 STRIPE = 1 << 16

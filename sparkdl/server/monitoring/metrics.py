@@ -27,7 +27,7 @@ COUNTERS = {
     "retries": ("retries", "Requests that workers sent again."),
     "duplicates": ("duplicate_updates", "Updates that arrived again and were not counted again."),
     "refused": ("refused_updates", "Updates that were refused."),
-    "not_finite": ("not_finite_updates", "Updates with NaN or Inf, which were not merged."),
+    "not_finite": ("not_finite_updates", "Updates with NaN, Inf or too large values, which were not merged."),
     "superseded": ("superseded_attempts", "Attempts of workers that newer attempts replaced."),
     "lost": ("lost_workers", "Workers that were lost while the run went on."),
     "returned": ("returned_workers", "Lost workers that came back."),
@@ -151,7 +151,7 @@ def _progress(store: Coordinator) -> Iterator[Metric]:
 
     epoch = max(store.snapshot.epoch, min((member.epoch for member in store.members.values()), default=0))
     yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
-    yield GaugeMetricFamily("sparkdl_epochs", "The epoch at which training ends.", store.shape.epochs)
+    yield GaugeMetricFamily("sparkdl_epochs", "The epochs argument of the fit.", store.shape.epochs)
     rows = sum(plan.epoch_rows for plan in store.plans)
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
     yield CounterMetricFamily(

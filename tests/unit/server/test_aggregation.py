@@ -601,7 +601,7 @@ def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
         push(store, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
 
         assert (sequence == 11) == isinstance(store.failure, DivergedError)
-    assert "the last 10 updates of worker 0 contained NaN or Inf" in str(store.failure)
+    assert "the last 10 updates of worker 0 (the latest in epoch 1) contained NaN" in str(store.failure)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

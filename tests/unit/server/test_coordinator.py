@@ -461,7 +461,7 @@ def test_an_epoch_without_one_sound_update_ends_the_run():
             give(store, report_of(store, worker))
 
     assert isinstance(store.failure, DivergedError)
-    assert "every update of epoch 1 contained NaN or Inf" in str(store.failure)
+    assert "every update of epoch 1 contained NaN, Inf or values" in str(store.failure)
 
 
 def test_a_report_that_comes_twice_counts_once():

@@ -264,7 +264,7 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
     assert (None, UPDATES) == (error, store.aggregation.version)
     assert [float(UPDATES)] * 5 == store.aggregation.parameters.tolist()
     assert sent == store.counters["not_finite"]
-    assert "the last 10 updates of worker 1 contained NaN or Inf" in str(store.failure)
+    assert "the last 10 updates of worker 1 (the latest in epoch 1) contained NaN" in str(store.failure)
 
 
 @pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
