@@ -62,8 +62,7 @@ def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = (
         raise ModelError(
             f'The input "{texts[0]}" of the model "{model.name}" takes strings, which need the TensorFlow '
             f"backend; got {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow, or apply layers such as "
-            "TextVectorization or StringLookup to the data first and pass a model that begins with their "
-            "output."
+            "TextVectorization or StringLookup to the data first and pass a model that takes their output."
         )
 
 
@@ -71,7 +70,8 @@ def require_honoured(model: keras.Model) -> None:
     """Raise an error if workers cannot follow the compile arguments of a model.
 
     Raises:
-        ModelError: an argument is not supported. The message names it.
+        ModelError: an argument is not supported, or the model takes strings and the backend does not
+            support them. The message names the argument or the input.
     """
     require_backend_of_strings(model)
     if keras.backend.backend() == "torch" and model.jit_compile:
@@ -109,10 +109,10 @@ def require_divisible(model: keras.Model, num_workers: int) -> None:
 
 
 def require_numbers(model: keras.Model, predicted: Any) -> None:
-    """Raise an error unless all predictions are numbers: a column holds nothing else.
+    """Raise an error unless all predictions are numbers, because a column of predictions holds only numbers.
 
     Raises:
-        ModelError: an output gives strings.
+        ModelError: an output returns strings.
     """
     if any(dtype_of(part) == TEXT for part in keras.tree.flatten(predicted)):
         raise ModelError(

@@ -17,7 +17,7 @@ class OutputKind(NamedTuple):
     Attributes:
         classifies: whether the output predicts classes; otherwise it is returned unchanged.
         logits: whether the output is logits, from which softmax or a sigmoid makes probabilities.
-        thresholds: a number for each class; the class's probability is divided by it before the choice.
+        thresholds: a number for each class; before a class is chosen, its probability is divided by it.
     """
 
     classifies: bool = False
@@ -69,7 +69,7 @@ def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | No
 
 
 def _scaled(probability: Array, thresholds: tuple[float, ...]) -> Array:
-    """Return probabilities divided by thresholds; 0 / 0 and NaN become -Inf, never the largest."""
+    """Return probabilities divided by thresholds. 0 / 0 and NaN become -Inf, which is never the largest."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = probability / np.asarray(thresholds, np.float64)
     return np.where(np.isnan(scaled), -np.inf, scaled)

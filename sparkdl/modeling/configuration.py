@@ -33,7 +33,7 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
     lambdas = [(name, thing) for name, thing in found if name.startswith(LAMBDA)]
     try:
         for name, function in lambdas:
-            function.__name__ = name  # else Keras ships its bytecode, without referenced objects
+            function.__name__ = name  # else Keras serializes its bytecode, without the objects it refers to
         with keras.saving.custom_object_scope(dict(found)), standing_in() as values:
             config = json.dumps(with_stand_ins(keras.saving.serialize_keras_object(model)))
     except (NotImplementedError, TypeError, ValueError) as error:

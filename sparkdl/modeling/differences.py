@@ -95,7 +95,7 @@ def vocabulary(layer: keras.Layer) -> tuple[list[Any], list[float] | None] | Non
     return words, keras.ops.convert_to_numpy(weights)[: len(words)].tolist()
 
 
-# Pairs that are being compared, by their ids. Keeping the pairs here prevents the reuse of their ids.
+# Pairs of values that are or were compared, by their ids. Keeping them here prevents the reuse of their ids.
 Seen = dict[tuple[int, int], Any]
 
 
@@ -117,7 +117,7 @@ def _apart(ours: Any, theirs: Any, path: tuple[Any, ...], seen: Seen) -> Iterato
         yield from _attributes_apart(ours, theirs, path, seen)
     else:
         same = _equal(ours, theirs, seen)
-        del seen[pair]  # compare it again at its other paths, as each is replaced separately
+        del seen[pair]  # compare it again at other paths: each occurrence is replaced separately
         if not same:
             yield Difference(path, _plain(ours))
 
@@ -245,7 +245,7 @@ def _plain(value: Any) -> Any:
 
 
 def patch(model: keras.Model, found: Sequence[Difference]) -> None:
-    """Set the attributes in which a model differs from the live one."""
+    """Set the attributes in which a restored model differs from the live model."""
     starts = roots(model)
     for path, value in found:
         root, *steps = path

@@ -45,14 +45,14 @@ def probe(model: keras.Model, schema: Schema) -> Any:
     """Return the predictions for one row of zeros, or for a whole batch if the inputs declare a batch size.
 
     Raises:
-        DataError: the model cannot be computed on such rows.
+        DataError: the model fails on such rows.
     """
     rows = named_batch_size(model) or 1
     zeros = [column.zeros(rows) for column in schema.columns]
     try:
         return compute(model, schema.batch(zeros).x)
     except Exception as error:
-        message = f"The model failed on a row of zeros, of the shapes of your rows: {reason_of(error)}"
+        message = f"The model failed on a row of zeros with the shapes of your rows: {reason_of(error)}"
         raise DataError(message, traceback=text_of(error)) from error
 
 

@@ -43,8 +43,9 @@ class Reduction(NamedTuple):
 
     Attributes:
         name: the name of the loss.
-        kind: "rows" (a mean over rows), "weights" (a mean over something that differs between workers: the
-            valid entries of a mask, or the sum of weights), "sum", or "none".
+        kind: "rows" (a mean over rows), "weights" (a mean whose divisor may differ between workers with
+            equally many rows: the number of entries that a mask keeps, or the sum of weights), "sum", or
+            "none".
         denominator: the divisor, if it is not the number of rows.
     """
 
@@ -153,7 +154,7 @@ def _watched_reduce(
 
 
 def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any) -> bool:
-    """Warn of losses whose gradients over parts of a batch do not average to that of the whole batch.
+    """Warn of losses whose gradients over parts of a batch do not average to the gradient of the whole batch.
 
     Args:
         model: a compiled model.
@@ -190,8 +191,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
     weighed = [name for name, kind in kinds.items() if kind == "weights"]
     if weighed and len(watch.reductions) > 1:
         logger.warning(
-            "%s: these losses are divided by the sum of masks or weights, and other losses of the model by "
-            "another number. Workers average gradients over rows, so a step differs slightly from that of "
+            "%s: these losses are divided by the sum of masks or weights, and other losses of the model by a "
+            "different number. Workers average gradients over rows, so a step differs slightly from that of "
             "one process.",
             ", ".join(weighed),
         )
@@ -281,7 +282,7 @@ Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, by outpu
 
 
 def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, Any, Samples]]:
-    """Yield each loss of ``compile``: its name, its function, and the outputs to which it may belong."""
+    """Yield each loss of ``compile``: its name, the Loss, and samples of outputs that it may belong to."""
     given, names = model.loss, getattr(model, "output_names", None)
     if not isinstance(predicted, dict) and names:
         given, y = (
@@ -299,7 +300,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
 
 
 def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, Classes]:
-    """Return the classes that sparse categorical cross-entropies know, by the index of the label column.
+    """Return the classes that sparse categorical cross-entropies accept, by the index of the label column.
 
     Args:
         model: a compiled model.
@@ -342,11 +343,11 @@ def head_of(
 
     Raises:
         ConfigError: "classification" was requested, but the output is not a vector of classes. Or there are
-            thresholds, but the model does not classify or has another number of classes.
+            thresholds, but the model does not classify or has a different number of classes.
     """
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
-    if name in ("crossentropy", "ce"):  # Keras picks binary, categorical or sparse by the output
+    if name in ("crossentropy", "ce"):  # Keras picks binary or categorical by the output's shape
         name = "binary_crossentropy" if shape == (1,) else "categorical_crossentropy"
     if task == "classification" and not vector:
         raise ConfigError(
@@ -393,7 +394,8 @@ def _only_loss(model: keras.Model) -> tuple[str, bool]:
 def _couples_rows(loss: Any, samples: Samples) -> bool:
     """Return True if the loss of rows together is not the mean or sum of their losses, by an experiment.
 
-    The weight in a mean is the denominator, such as the number of entries left by a mask or ignored class.
+    Each loss has a weight in the mean: its denominator, such as the number of entries that a mask or an
+    ignored class leaves.
     """
     near = 1e-3 if keras.config.floatx() in ("float32", "float64") else 0.05
     for labels, first in samples:
@@ -430,7 +432,7 @@ def _pairs(labels: Any, predicted: Any) -> Iterator[tuple[Any, Any]]:
 
     The last pair contains every row twice.
 
-    A loss that compares rows may need two rows of the same class and one of another.
+    A loss that compares rows may need two rows of the same class and a row of another class.
     """
     kind = keras.config.floatx()
     labels, others = keras.ops.cast(labels, kind), keras.ops.cast(_other_labels(labels), kind)

@@ -1,7 +1,7 @@
 """Pickling of Keras objects attribute by attribute.
 
-Keras pickles an object as its configuration. That loses attributes that the configuration leaves out, and
-fails for a class without a configuration.
+Keras pickles an object as its configuration and the values of its variables. That loses attributes that the
+configuration leaves out, and fails for a class without a configuration.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _shared_part(index: int) -> Any:
 def reduced(thing: Any, pickler: Any) -> Any:
     """Return the reduce value of a Keras object, with its attributes; NotImplemented for other objects.
 
-    Keras's own reduce value holds only the configuration.
+    Keras's own reduce value holds only the configuration and the values of variables.
 
     Args:
         thing: the object.

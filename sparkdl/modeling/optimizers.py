@@ -53,7 +53,7 @@ def require_nesterov(model: keras.Model, merge: str) -> None:
     """Raise an error unless the model's optimizer is SGD with Nesterov momentum, which the rule requires.
 
     Raises:
-        ConfigError: it is another optimizer.
+        ConfigError: it is a different optimizer, or SGD without Nesterov momentum.
     """
     optimizer = inner(model)
     if not (isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum and optimizer.nesterov):
@@ -81,7 +81,7 @@ def learning_rate(model: keras.Model) -> float:
 
 
 def inner(model: keras.Model) -> Any:
-    """Return the optimizer that takes the steps: of one that scales losses, the optimizer inside it."""
+    """Return the optimizer that takes the steps; if a LossScaleOptimizer wraps it, the wrapped optimizer."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 

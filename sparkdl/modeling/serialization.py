@@ -60,7 +60,8 @@ class ModelSpec:
         epsilon: Keras's epsilon on the driver, which losses and metrics read when they compute.
         data_format: Keras's default image format on the driver: channels first or last.
         moved: the indices among the model's weights of those that its optimizer was built for.
-        key: a digest. Two specs share it only if one model, with other values set, can serve both.
+        key: a digest. Two specs have the same key only if one restored model can serve both, after its values
+            are replaced.
         trains: whether the model will be trained. If not, it may be uncompiled, and ``optimizer`` is empty.
     """
 
@@ -144,9 +145,9 @@ def _complete(model: keras.Model, again: keras.Model, spec: ModelSpec) -> Object
     names = [[layer.name for layer in keras_internals.flat_layers(one)] for one in (model, again)]
     if len(names[0]) != len(names[1]):
         raise ModelError(
-            f'The model "{model.name}" has other layers after it is rebuilt from its configuration: '
-            f"expected {names[0]}; got {names[1]}. Check get_config of its custom classes. A function that "
-            "builds the model should return the same model each time."
+            f'The model "{model.name}" has different layers after it is rebuilt: expected {names[0]}; got '
+            f"{names[1]}. Check get_config of its custom classes. A function that builds the model should "
+            "return the same model each time."
         )
     found = differences(model, again)
     objects: Objects = {}
@@ -198,9 +199,8 @@ def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) 
     same = layout_of(model.weights) == layout_of(restored.weights)
     if not same or (trains and Layouts.of(model) != Layouts.of(restored)):
         raise ModelError(
-            f'The model "{model.name}" has other variables after it is rebuilt from its configuration. '
-            "Check get_config and build of its custom layers, or pass SparkModel a function that builds and "
-            "compiles the model."
+            f'The model "{model.name}" has different variables after it is rebuilt. Check get_config and '
+            "build of its custom layers, or pass SparkModel a function that builds and compiles the model."
         )
 
 
@@ -249,7 +249,7 @@ def _build(model: keras.Model, spec: ModelSpec) -> None:
             model.build_from_config(spec.built)
     shape = (spec.built or {}).get("input_shape")
     if spec.weights and not model.weights and isinstance(shape, list | tuple):
-        # Keras calls the model with symbolic numbers to build it. A model of strings fails on them.
+        # Keras calls the model with symbolic numbers to build it. A model that takes strings fails on them.
         with suppress(Exception):  # _check_weights reports a failure
             model(keras.Input(batch_shape=tuple(shape), dtype=TEXT))
 
@@ -266,14 +266,17 @@ def _check_weights(model: keras.Model, spec: ModelSpec) -> None:
     given = [tuple(weight.shape) for weight in model.weights]
     if given != expected:
         raise ModelError(
-            f'The model "{model.name}" has other weights after it is rebuilt: expected shapes {expected}; '
-            f"got {given}. Check get_config and build of its custom layers. A function that builds the "
-            "model should return the same model each time."
+            f'The model "{model.name}" has different weights after it is rebuilt: expected shapes '
+            f"{expected}; got {given}. Check get_config and build of its custom layers. A function that "
+            "builds the model should return the same model each time."
         )
 
 
 def restore(model: keras.Model, spec: ModelSpec) -> None:
-    """Set a model's weights, optimizer and generators to the values of its spec, and reset its metrics."""
+    """Set a model's weights, optimizer and generators to the values of its spec, and reset its metrics.
+
+    Keras's epsilon in this process is set too.
+    """
     keras.config.set_epsilon(spec.epsilon)
     model.set_weights(spec.weights)
     for layer in adapted(model):

@@ -1,6 +1,6 @@
 """The inputs and outputs of a model, as far as the model declares them.
 
-The driver checks rows against them before a Spark job starts.
+The driver checks the first row against them before workers start.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
     loses = kind.compute_loss is keras.Model.compute_loss and any(
         loss is not None for loss in leaves(model.loss)
     )
-    # model.metrics is empty before a batch
+    # model.metrics is empty before the first batch
     measures = keras_internals.compiled_part(model, "metrics") is not None
     return loses or (measures and kind.compute_metrics is keras.Model.compute_metrics)
 
@@ -77,7 +77,7 @@ def named_batch_size(model: keras.Model) -> int | None:
 def fixed_batch_size(model: keras.Model) -> int | None:
     """Return the batch size that a model requires; None for any size.
 
-    The inputs may declare a size that no layer needs, so another size is tried.
+    The inputs may declare a size that no layer needs, so a different size is tried.
     """
     size = named_batch_size(model)
     if size is None or is_stateful(model):
@@ -93,7 +93,7 @@ def fixed_batch_size(model: keras.Model) -> int | None:
     try:
         with undisturbed(model):
             predicted = model(keras.tree.map_structure(zeros, inputs), training=False)
-    except Exception:  # noqa: BLE001 - each backend has its own for shapes that do not fit
+    except Exception:  # noqa: BLE001 - backends raise different errors for wrong shapes
         return size
     return None if all(len(part) == rows for part in keras.tree.flatten(predicted)) else size
 
@@ -220,7 +220,7 @@ def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]
     if len(places) != len(model.inputs):
         raise DataError(
             f'The model "{model.name}" takes {len(model.inputs)} inputs; x has {len(places)}. Pass a tuple, '
-            "or a dict by the names of the inputs."
+            "or a dict whose keys are the names of the inputs."
         )
     return list(zip(places, model.inputs, strict=True))
 
@@ -248,10 +248,10 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
 
 
 def _ranked(column: Column, rank: int) -> Column:
-    """Return a column with this many dimensions: a last one of size 1 is added, or a last one dropped.
+    """Return a column with this many dimensions: one of size 1 is added at the end, or the last is dropped.
 
-    Keras traces a model's functions for the ranks that it has seen, and string layers do not compute with
-    an unknown rank.
+    Keras traces a model's functions for the ranks that it has seen, and string layers fail on tensors of
+    unknown rank.
     """
     shape = column.shape
     if len(shape) < rank:
@@ -265,7 +265,7 @@ def _shaped(column: Column, expected: tuple[int | None, ...], *, reshape: bool =
     Args:
         column: the column, in the shape of its first row.
         expected: the shape that the model declares; None for a dimension of any size.
-        reshape: whether flat values may take another shape.
+        reshape: whether flat values may be reshaped.
     """
     given = column.shape
     shapes = [given]

@@ -32,7 +32,7 @@ class Constructed(NamedTuple):
     Attributes:
         kind: the class.
         arguments: the arguments of the constructor. Keras records them if all are numbers, strings,
-            booleans or None.
+            booleans, None, or structures of these.
         name: the name of the layer or model.
     """
 
@@ -152,7 +152,7 @@ def _goes_by_value(thing: Any) -> bool:
             kind.from_config(config)
         if _has_arrays(config):  # Keras makes dicts of them, which some classes cannot read, even its AUC
             kind.from_config(keras.saving.serialize_keras_object(config))
-    except Exception:  # noqa: BLE001 - whatever a constructor raises without its arguments
+    except Exception:  # noqa: BLE001 - a constructor may raise anything if it lacks arguments
         return True
     return False
 

@@ -83,7 +83,8 @@ class Trainability:
         """Raise an error if a callback made a change that plain Keras would follow.
 
         Raises:
-            ModelError: a callback compiled the model, or changed a flag; names the layer or variable.
+            ModelError: a callback compiled the model, or changed a flag. In the second case the message names
+            the layer or variable.
         """
         if keras_internals.compiled_part(self.model, "loss") is not self.compiled:
             raise ModelError(

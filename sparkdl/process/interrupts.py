@@ -4,7 +4,7 @@ Python raises KeyboardInterrupt between any two bytecodes of the main thread. Th
 the coordinator, a conversation with the JVM, or the cleanup after an earlier interrupt. Therefore the signal
 handler of a call only records the first interrupt, and ``check`` raises it. A call that reaches no ``check``
 for a while, as in a long callback, is interrupted where it is. While the call cleans up, further
-interrupts are ignored; after GRACE seconds, another one aborts the cleanup.
+interrupts are ignored; after GRACE seconds, another interrupt aborts the cleanup.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Guard:
         return getattr(self.handler, "__qualname__", "") == OF_SPARK
 
     def _nudge(self) -> None:
-        """Repeat the signal until the interrupt was raised, so that the handler checks the main thread."""
+        """Repeat the signal until the interrupt is raised, so that the handler checks the main thread."""
         main = threading.main_thread().ident
         while not self._nudging.acquire(timeout=NUDGE_SECONDS):
             if self._blocked and (unblock := self.unblock) is not None:
@@ -259,7 +259,7 @@ def unblocked_by(unblock: Callable[[], None]) -> Iterator[None]:
     """Call a function from another thread if an interrupt finds the main thread waiting for the JVM.
 
     Args:
-        unblock: the function, which should end the wait of a ``with`` block.
+        unblock: the function, which should end the main thread's wait in the ``with`` block.
     """
     guard = _of_this_thread()
     if guard is not None:

@@ -15,7 +15,7 @@ SHORT = "Memory ran out"  # the beginning of the reason
 SETTING = "spark.executor.pyspark.memory"
 OVERHEAD = "spark.executor.memoryOverhead"
 OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # Spark 3.5 to 4.3 sets it if it limits the Python process
-REPORTED = re.compile(  # messages of Python, NumPy, the loader, C++, TensorFlow, JAX, torch and Arrow
+REPORTED = re.compile(  # messages of Python, NumPy, the dynamic linker, C++, TensorFlow, JAX, torch and Arrow
     r"\bMemoryError\b|ArrowMemoryError|[Cc]annot allocate memory|can't allocate memory|Unable to allocate|"
     r"failed to map segment from shared object|bad_alloc|ResourceExhausted|RESOURCE_EXHAUSTED|"
     r"OutOfMemoryError|[Oo]ut of memory|OOM when allocating|malloc of size \d+ failed"

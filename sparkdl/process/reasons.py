@@ -12,7 +12,7 @@ import traceback
 from sparkdl.process import memory
 
 LONGEST = 500  # characters of a reason
-FRAMES = 2  # frames of a traceback in a message; .traceback has all
+FRAMES = 2  # frames of a traceback in a message; the error's attribute ``traceback`` has all
 RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # an exception's name in the last line of a traceback
 PREAMBLE = re.compile(
     r"Graph execution error:|Detected at node|Stack trace for op definition|Traceback \(most recent|"
@@ -110,7 +110,7 @@ def with_own_lines(message: str, text: str, *, last: str = "", others: bool = Tr
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the first leaf of a group of exceptions."""
+    """Return the first leaf of a group of exceptions; return any other exception unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -129,7 +129,7 @@ def _said(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - somebody else's __str__
+    except Exception:  # noqa: BLE001 - the __str__ of another library or of the user
         text = ""
     return text if text.strip() else str(getattr(error, "message", None) or "")
 

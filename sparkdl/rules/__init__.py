@@ -2,9 +2,10 @@
 
 A rule is a pair of pure functions with a state between them, like optax's ``init`` and ``update``.
 ``init(center)`` returns the state before the first merge. ``update(delta, state, merge)`` returns the step to
-add to the center, and the next state. A delta is after minus before, so merging adds. If updates are merged
-in rounds, the rule's ``reduction()`` first makes one delta of them. Workers continue from the center, except
-with an *elastic* rule, whose worker half is ``draw(local, center)``.
+add to the center, and the next state. A delta is a worker's weights after a window minus those before it, so
+merging adds it. If updates are merged in rounds, the rule's ``reduction()`` first makes one delta of them.
+Workers continue from the center, except with an *elastic* rule, whose method ``draw(local, center)`` computes
+the update on the worker.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def default(mode: str, window: int | None) -> Choice:
 
     With several local steps per exchange, workers use sqrt(K) times the learning rate, since the
     mean of K workers' steps has one K-th of the variance of one step. In rounds, the momentum of
-    BMUF multiplies the effect of each mean by another sqrt(K). For one worker each default is plain
-    Keras.
+    BMUF multiplies the effect of each mean by another sqrt(K). With one worker, each default gives the
+    result of plain Keras.
     """
     if mode == "synchronous":
         return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)

@@ -11,7 +11,7 @@ from sparkdl.rules.base import Merge, Rule
 
 
 class ADAG(Rule):
-    """A rule that divides a delta by its batches: long windows move the center no further than one batch."""
+    """A rule that divides a delta by its number of batches, so a window moves the center by its mean step."""
 
     name = "adag"
     rounds: ClassVar[str | None] = 'it normalizes updates that are merged one by one; use merge="average"'

@@ -23,8 +23,8 @@ class BMUF(Rule):
     """Blockwise model-update filtering: a round's mean delta, plus a decaying sum of earlier ones.
 
     Attributes:
-        block_momentum: fraction of the velocity kept in each round, at least 0 and below 1; None is
-            1 - K ** -power.
+        block_momentum: fraction of the velocity kept in each round, at least 0 and below 1; None stands for
+            1 - K ** -power, where K is the number of workers with rows.
         power: 1 (default) is the paper's choice: each mean counts K times in the end.
             ``SparkModel`` uses 0.5, with sqrt(K) times the learning rate in the workers, if a round
             has several batches and ``merge`` is not set.
@@ -54,5 +54,5 @@ class BMUF(Rule):
         return self._outer().init(center)
 
     def update(self, delta: Vector, state: Vector, merge: Merge) -> tuple[Vector, Vector]:
-        """Return the mean plus the velocity's part, and the next velocity."""
+        """Return the mean plus momentum times the new velocity, and the new velocity."""
         return self._outer().step(np.negative(delta), state, merge.center)

@@ -2,8 +2,8 @@
 
 After every window a worker sends e = alpha (w - c). In rounds c is the center of the last round;
 otherwise the worker pulls it first. The worker continues from w - e, and the center becomes c + e.
-The center replaces a worker's weights only at the start, after an update with NaN or Inf, and (in
-rounds) after a callback has set the center.
+The center replaces a worker's weights only at the start, after an update that was not merged because of NaN,
+Inf or too large values, and (in rounds) after a callback has set the center.
 """
 
 from __future__ import annotations

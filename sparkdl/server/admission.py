@@ -19,7 +19,7 @@ SECTIONS = {
     Kind.VALIDATION: ("metrics",),
     Kind.GIVE: ("state",),
 }
-# Size limit, in bytes, of the rows that a worker gives to another one in one message.
+# Size limit, in bytes, of the rows that a worker gives to another worker in one message.
 ROWS_BYTES = 1 << 30
 
 
@@ -34,7 +34,7 @@ def check_run(update: Update, run: bytes) -> None:
 
 
 def check_model(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
-    """Refuse an update of another model layout, or of an epoch beyond the run's last one.
+    """Refuse an update that does not fit the model, or a report on an epoch after the run's last one.
 
     Raises:
         RefusedError: the layout, the offset, a section or the epoch does not match the run.
@@ -64,7 +64,7 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
 
 
 def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
-    """Refuse an update that cannot be merged, before its sequence is counted.
+    """Refuse an update that cannot be merged, before its sequence number is counted.
 
     Raises:
         RefusedError: the update cannot be merged.

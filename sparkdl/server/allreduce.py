@@ -127,7 +127,9 @@ class AllReduceCoordinator(GroupCoordinator):
             )
         if update.flags & Flag.AWAIT:
             if lengths.nbytes or not self.rounds.counted(update.worker, update.sequence):
-                raise RefusedError(409, f"Arrays {update.sequence} of worker {update.worker} did not arrive.")
+                raise RefusedError(
+                    409, f"The arrays of worker {update.worker} for round {update.sequence} did not arrive."
+                )
             return
         these = update.layout, lengths.state
         if self.rounds.alike.setdefault(update.sequence, these) != these or lengths.metrics > 4:

@@ -337,9 +337,9 @@ class Coordinator(GroupCoordinator):
         """Wait until every worker has reported an epoch, and evaluated it if required.
 
         Returns:
-            The result of the epoch. None after ``timeout`` seconds, if the run has failed or closed, if the
-            epoch's evaluation waits for ``evaluate``, or if all workers are ready for an epoch that is not
-            released yet.
+            The result of the epoch. None if it is not complete after ``timeout`` seconds, when the run has
+            failed or closed, when its evaluation waits for ``evaluate``, or when all workers are ready for an
+            epoch that is not released yet. Also None if the run has diverged or a merge has failed.
         """
         with self.changed:
             self._note_silence()
@@ -388,7 +388,7 @@ class Coordinator(GroupCoordinator):
             trim(inf)
 
     def replace(self, parameters: Vector, statistics: Vector) -> None:
-        """Take the weights that a callback set on the driver as the new center."""
+        """Replace the center with the weights that a callback set on the driver."""
         with self.changed:
             self.snapshots.replace(parameters, statistics)
 
@@ -434,7 +434,9 @@ class Coordinator(GroupCoordinator):
     def stopped_snapshot(self) -> Snapshot:
         """Return the snapshot of a run that ends early, with its last complete merge.
 
-        If the center is unusable after later updates, return the committed snapshot instead.
+        If the center is unusable after later updates, return the committed snapshot instead. If workers have
+        replicas and no stopped worker has reported its weights, return the snapshot of the last epoch that
+        has ended.
         """
         with self.changed:
             if self.screening.useless or self.broken:
@@ -462,7 +464,7 @@ class Coordinator(GroupCoordinator):
         return self.aggregation.all_of(self.membership.ready_workers())
 
     def _may_begin(self, worker: int) -> bool:
-        """Return True if a worker may begin: all are ready, or it was readmitted, or it should end."""
+        """Return True if a worker may begin. A lost worker waits until it is readmitted or the run stops."""
         if worker in self.absent:
             return self.stopping
         may = self.schedule.may_train(self.snapshot.epoch) or self.epochs.to_evaluate(worker) >= 0

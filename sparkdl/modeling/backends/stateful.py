@@ -18,7 +18,7 @@ from sparkdl.modeling.losses import watched
 
 
 class StatefulReplica(ABC):
-    """A replica that runs each operation as one function of arrays, compiled if the backend compiles.
+    """A replica whose operations are functions of arrays, each compiled if the backend compiles functions.
 
     Args:
         model: a compiled and built model.
@@ -93,7 +93,7 @@ class StatefulReplica(ABC):
     # The computations, on the backend's tensors.
 
     def _take_gradient(self, scale: Any, data: Any) -> Any:
-        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        assert self._capture is not None  # noqa: S101 - joint replicas have a Capture
         with self._capture.in_place(), watched(scale) as watch:
             self._model.train_step(data)
         return self._packed(self._capture.gradients, watch.denominator())
@@ -109,7 +109,7 @@ class StatefulReplica(ABC):
         return self.pack([*self._statistics, *sums, denominator], self._other_shapes)
 
     def _apply_gradient(self, gradient: Any, statistics: Any) -> None:
-        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        assert self._capture is not None  # noqa: S101 - joint replicas have a Capture
         self._capture.apply_real(self.gradients(gradient))
         self._set(statistics, self._statistics)
 

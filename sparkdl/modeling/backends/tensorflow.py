@@ -38,7 +38,7 @@ class Compiled:
         self._jit, self._sized = jit, sized
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the function's results for arrays, structures of arrays, None and bools, as a list."""
+        """Call the function with structures of arrays, None or bools, and return a list of its results."""
         parts, form = split(arguments)  # in the order of tf.nest
         tensors = [_tensor(part) for part in parts if isinstance(part, np.ndarray)]
         kind = form, *map(_kind, parts)
@@ -59,7 +59,10 @@ def _tensors(arguments: tuple[Any, ...]) -> Any:
 
 
 def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
-    """Return the arguments with a TensorSpec in place of each array, of any number of rows unless sized."""
+    """Return the arguments with a TensorSpec in place of each array.
+
+    Unless ``sized``, it accepts any number of rows.
+    """
 
     def spec(part: Any) -> Any:
         return tf.TensorSpec([None, *part.shape[1:]] if part.ndim and not sized else part.shape, part.dtype)
@@ -68,12 +71,12 @@ def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
 
 
 def _kind(part: Any) -> Any:
-    """Return the properties of an array for which a function is traced; any other value unchanged."""
+    """Return the properties of an array that decide which trace is used; return other values unchanged."""
     return (part.shape[1:], part.ndim, part.dtype) if isinstance(part, np.ndarray) else part
 
 
 def _tensor(array: Array) -> Any:
-    """Return an array as a tensor, without a copy if its address is aligned for TensorFlow."""
+    """Return an array as a tensor, without a copy if TensorFlow can share the array's memory."""
     flags = array.flags
     if (
         flags.c_contiguous
@@ -89,7 +92,8 @@ def _tensor(array: Array) -> Any:
 class TensorFlowReplica(StatefulReplica):
     """A replica on TensorFlow.
 
-    The gradient of a variable in which a batch looks up rows is IndexedSlices, as in Keras's own steps.
+    As in Keras's own steps, the gradient of a variable in which a batch looks up rows is IndexedSlices. It
+    is made dense if the optimizer refuses slices, or if the slices are too large to be exchanged.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
@@ -115,9 +119,9 @@ class TensorFlowReplica(StatefulReplica):
         """Do nothing: a compiled function defers no work."""
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> Any:
-        """Return vectors as one tensor, and statistics and scalars as another.
+        """Return vectors minus ``since`` as one tensor, and statistics and scalars as another.
 
-        A third tensor is present only if the vectors are a gradient with slices.
+        A third tensor is returned only if the first one contains slices.
         """
         sliced = any(isinstance(vector, tf.IndexedSlices) for vector in vectors)
         if not sliced or optimizers.refuses_slices(self._model):

@@ -23,8 +23,8 @@ class TorchReplica(StatefulReplica):
     Steps are not compiled, so this class avoids overhead of Keras where it can:
 
     * It converts arrays, reads variables and clears gradients without Keras.
-    * If the model uses Keras's own steps and metrics, a step does not compute the metrics' results. The
-      metrics are updated only after the result of the step has been sent.
+    * If the model's steps and ``compute_metrics`` are Keras's own, a step does not compute the metrics'
+      results. The metrics are updated while the reply to an update is on its way, or at the next operation.
     * If ``joint`` is False and all trainable variables are float32, the variables are views of one tensor.
       They are set and read with one operation.
 

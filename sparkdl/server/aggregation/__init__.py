@@ -1,9 +1,9 @@
 """Aggregation: merging of the updates of many workers into one center.
 
-Updates are merged in synchronous rounds, one at a time, or element by element. The classes are
-interchangeable. ``push`` takes an update with unread sections and a function that reads them, so that a body
-that has to wait its turn takes no memory. It counts each (worker, sequence) once. No class knows HTTP; a
-worker is a number to them.
+Updates are merged in synchronous rounds, one at a time, or (hogwild) concurrently, stripe by stripe. The
+classes are interchangeable. ``push`` takes an update with unread sections and a function that reads them, so
+that the body of an update can stay in its socket until its turn. It counts each (worker, sequence) once. No
+class knows HTTP. Workers are identified by their numbers.
 """
 
 from sparkdl.server.aggregation.asynchronous import Asynchronous

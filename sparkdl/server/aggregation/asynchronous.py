@@ -40,7 +40,7 @@ class Asynchronous(Aggregation):
         self.decays = decays
         self.last: dict[int, int] = {}
         self.bound = bound
-        self.clocks: dict[int, int] = {}  # exchanges of each worker that is training
+        self.clocks: dict[int, int] = {}  # number of exchanges of each worker that is training
         self.given: Callable[[], Vector | None] = no_vector  # weak reference to the last copy of this center
         self.flights = 0  # exchanges whose body or outgoing center takes memory
 
@@ -68,7 +68,7 @@ class Asynchronous(Aggregation):
         return self.last.get(worker, -1) + 1
 
     def counted(self, worker: int, sequence: int) -> bool:
-        """Return True if an update was merged. Merged updates are never rolled back."""
+        """Return True if an update was counted. Counted updates are never rolled back."""
         with self.changed:
             return sequence < self.next_sequence(worker)
 
@@ -124,7 +124,10 @@ class Asynchronous(Aggregation):
             return self._reply(update, control, flags, counts=merge is not None)
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
-        """Return a copy of the center, the statistics and their version. Concurrent callers share it."""
+        """Return a copy of the center, the statistics and their version.
+
+        Calls share one copy until the center changes.
+        """
         with self.changed:
             copy = self.given()
             if copy is None:

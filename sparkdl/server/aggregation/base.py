@@ -26,14 +26,14 @@ class Aggregation(ABC):
     """A center and its way of merging updates, as the coordinator sees them.
 
     Attributes:
-        has_rounds: True if each update of the center combines one update of every worker. A restart then
-            rolls back to the last snapshot, and a snapshot within an epoch is made between two rounds.
+        has_rounds: True if updates are merged in rounds, into one update of the center per round. A restart
+            then rolls back to the last snapshot, and a snapshot within an epoch is made between two rounds.
         has_replicas: True if each worker has a copy of the center that it updates itself.
         round: number of the open round, if there are rounds.
         whole: True if the open round waits for all workers, regardless of quorum and timeout.
         working: number of workers that have rows.
         absent: lost workers, which are not waited for until they return.
-        parameters: center variable; with replicas, the center of the last snapshot.
+        parameters: trainable variables of the center; with replicas, those of the last snapshot.
         statistics: moving statistics.
         version: number of changes of the center: merged updates or rounds, and calls of
             ``replace``.
@@ -138,7 +138,7 @@ class Aggregation(ABC):
         """Take the center of a snapshot that all replicas have reached, if workers have replicas."""
 
     def all_of(self, workers: Collection[int]) -> bool:
-        """Return True if these are all workers except absent ones."""
+        """Return True if each worker is one of these or absent."""
         return len(self.absent.union(workers)) == self.num_workers
 
     def body_bytes(self) -> int:
@@ -159,7 +159,7 @@ class Aggregation(ABC):
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
-        """Refuse all further updates if the ``with`` block that counts one fails."""
+        """Refuse all further updates if the ``with`` block, which counts an update, fails."""
         try:
             yield
         except BaseException:

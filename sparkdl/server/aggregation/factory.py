@@ -50,7 +50,8 @@ def make_aggregation(
         terms: the settings.
         parameters: initial weights of the center.
         statistics: moving statistics.
-        decays: share of each statistic that a training step keeps; nan if it is unknown, None if all are.
+        decays: share of each statistic that a training step keeps; nan if it is unknown, None if all are
+            unknown.
     """
     start = parameters, statistics, terms.num_workers
     if terms.joint:

@@ -16,14 +16,14 @@ class GradientRounds(SynchronousRounds):
     """Rounds in which every worker gets the mean gradient and applies it with its own optimizer.
 
     A late worker applies the means of the rounds that it missed, one after the other, so that replicas stay
-    identical. The last means are kept for that. A round waits if closing it would discard a mean that some
-    worker still needs.
+    identical. The last means are kept for this purpose. A round waits if closing it would discard a mean that
+    some worker still needs.
 
     Args:
-        parameters: center variable.
+        parameters: trainable variables of the center.
         statistics: moving statistics.
         num_workers: number of workers that send updates.
-        hybrid: conditions on which a round closes without some of its workers; None: never.
+        hybrid: conditions under which a round closes without some of its workers; None: never.
         tables: trainable variables, if gradients may have slices.
     """
 

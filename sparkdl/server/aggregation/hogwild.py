@@ -55,7 +55,7 @@ class Hogwild(Asynchronous):
         return self._reply(update, control, flags, counts=merge is not None)
 
     def settle(self) -> None:
-        """Wait until all additions have ended. None begins while the caller has the lock."""
+        """Wait until all additions have ended. No addition begins while the caller holds the lock."""
         with self.changed:
             self.settling += 1
             self.changed.wait_for(lambda: not self.adding)

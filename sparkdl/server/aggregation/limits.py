@@ -2,15 +2,16 @@
 
 # Seconds that a request may wait before the endpoint replies that the worker should ask again.
 PATIENCE = 20.0
-# Bytes kept of bodies that arrive before their turn, or of centers on their way to a worker.
+# Maximum bytes of the bodies that are read before their turn in a round; without rounds, of all vectors of
+# exchanges under way.
 EARLY_BYTES = 64 << 20
-# Minimum number of exchanges under way without rounds, so that one slow worker does not block the others.
+# Without rounds, this many exchanges may always be under way, so that one slow worker does not block others.
 LEAST_EARLY = 2
-# Bytes of mean gradients that hybrid rounds keep for late workers.
+# Maximum bytes of mean gradients that hybrid rounds keep for late workers.
 KEPT_BYTES = 64 << 20
 # Minimum number of mean gradients that hybrid rounds keep, whatever their size.
 LEAST_KEPT = 4
-# Number of bodies of late workers that are read in addition to the others, whatever their size.
+# In hybrid rounds, a body of any size may be read while at most this many other bodies are being read.
 STRAGGLERS = 3
 # Number of elements of a hogwild center that one lock guards.
 STRIPE = 1 << 16
