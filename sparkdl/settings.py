@@ -1,7 +1,7 @@
 """Groups of the settings of a SparkModel: its network, its fault tolerance, and its stragglers.
 
 Each group is a frozen dataclass, which states its fields and their defaults once. Spark Params, the files of
-saved models and the arguments of older programs are flat: ``GROUP_OF`` has the group of each.
+saved models and the arguments of older programs are flat: ``GROUP_OF`` maps each setting to its group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_port(name: str, port: object) -> PortChoice:
         port: a port number, a range or "first:last".
 
     Raises:
-        ConfigError: ``port`` is none of these.
+        ConfigError: ``port`` is none of these, or a number in it is not a port, or the range is empty.
     """
     found = port
     if isinstance(found, str) and found.count(":") == 1:
@@ -89,13 +89,17 @@ def _quorum(name: str, value: Any) -> Any:
 class Network:
     """The address, the port and the encryption of the endpoint, to which workers send their updates.
 
+    Over Spark Connect, the local address from which the client reaches the server takes the place of
+    ``spark.driver.bindAddress`` and ``spark.driver.host``. With ``placement="worker"`` only ``tls`` has an
+    effect.
+
     Attributes:
-        bind_address: the address that the endpoint listens on. None is ``spark.sparkdl.bindAddress``, else
-            ``spark.driver.bindAddress``.
-        advertised_host: the host that executors connect to. None is ``spark.sparkdl.advertisedHost``, else
-            ``spark.driver.host``.
-        port: the endpoint's port; or ports to try in turn, a range or "first:last"; or 0, which is
-            ``spark.sparkdl.port``, else any free port.
+        bind_address: the address that the endpoint listens on. None means ``spark.sparkdl.bindAddress`` or,
+            if that is not set, ``spark.driver.bindAddress``.
+        advertised_host: the host that executors connect to. None means ``spark.sparkdl.advertisedHost`` or,
+            if that is not set, ``spark.driver.host``.
+        port: the endpoint's port, or ports to try in turn: a range or "first:last". 0 means
+            ``spark.sparkdl.port`` or, if that is not set, any free port.
         tls: whether the endpoint uses TLS 1.3, with a certificate made for the fit. TLS needs the package
             cryptography on the endpoint's machine. None follows ``spark.sparkdl.tls``; if that is not set,
             TLS is on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
@@ -125,13 +129,13 @@ class FaultTolerance:
         start_timeout: seconds to wait for executors to register, and for the remaining workers once the
             first has joined.
         stall_timeout: seconds without a heartbeat after which a worker is considered lost: its process hangs,
-            or its machine is gone or cut off. Heartbeats are sent every 0.5 s, also during a long step.
+            or its machine is gone or cut off. Heartbeats are sent every 0.5 s, even during a long step.
         max_restarts: maximum number of consecutive restarts of the worker group after a worker is
             lost. A completed epoch resets the count.
         on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
             workers go on, and the lost one comes back if Spark starts its task again; see
             docs/explanation/fault-tolerance.md.
-        recovery_every: in synchronous mode, the rounds between snapshots within an epoch. A run
+        recovery_every: in synchronous mode, the number of rounds between snapshots within an epoch. A run
             that lost a worker restarts from the last snapshot. None: a snapshot is made only at the
             end of each epoch and for each checkpoint within an epoch.
 

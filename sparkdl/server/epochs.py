@@ -28,7 +28,7 @@ class Epochs:
         stopped: reports of workers that were stopped within an epoch.
         attended: by epoch, the weights to evaluate, once the driver's callbacks have decided on them; None:
             the snapshot's weights.
-        last_losses: the last loss of the epochs that are over; empty before.
+        last_losses: a list with the last loss of the newest complete epoch; empty until an epoch is complete.
     """
 
     def __init__(
@@ -67,14 +67,17 @@ class Epochs:
         return self.next_epoch(update.worker) <= update.epoch or self.lacks_weights_of(update)
 
     def lacks_weights_of(self, update: Update) -> bool:
-        """Return True if a worker has to report the shared weights of all replicas with its own report."""
+        """Return True if a worker must report the weights that all replicas share, in place of worker 0."""
         report = self.reports.get(update.epoch)
         if report is None or report.snapshot is not None or not self.snapshots.lacks_weights(report):
             return False
         return self.aggregation.all_of(report.metrics) and update.worker == self.snapshots.substitute()
 
     def take_report(self, update: Update) -> bool:
-        """Take the report of a worker; return False if the worker was stopped before the epoch's end."""
+        """Take the report of a worker; return False if the worker was stopped within the epoch.
+
+        An epoch that is cut short for all workers ends like any other, so the reports on it are taken.
+        """
         if update.flags & Flag.STOP and update.epoch != self.schedule.short:
             self.stopped[update.worker] = update
             return False
@@ -127,7 +130,7 @@ class Epochs:
         return self.state.changed.wait_for(may_go_on, limits.PATIENCE)
 
     def owes_short(self, worker: int) -> bool:
-        """Return True if a worker has still to report the epoch that is cut short."""
+        """Return True if a worker still has to report the epoch that is cut short."""
         return self.schedule.ending and self.next_epoch(worker) <= self.schedule.short
 
     def reply(self, worker: int) -> Reply:
@@ -138,9 +141,9 @@ class Epochs:
         return reply
 
     def _is_released(self, worker: int, through: int) -> bool:
-        """Return True if the driver released this number of epochs, or the epoch cut short is over.
+        """Return True if the driver released this number of epochs, or the epoch that is cut short is over.
 
-        A worker that has still to report the epoch cut short does not wait for its end.
+        A worker that still has to report the epoch that is cut short does not wait for its end.
         """
         if not self.schedule.ending:
             return self.schedule.released >= through
@@ -151,7 +154,7 @@ class Epochs:
         return ended and self.unattended(self.schedule.short) is None
 
     def to_evaluate(self, worker: int) -> int:
-        """Return the first epoch whose snapshot this worker has still to evaluate, or -1."""
+        """Return the first epoch whose snapshot this worker still has to evaluate, or -1."""
         waiting = (
             epoch
             for epoch, report in self.reports.items()
@@ -186,7 +189,7 @@ class Epochs:
         return self.is_complete(epoch) or self.unattended(epoch) is not None or unreleased
 
     def result(self, epoch: int) -> EpochResult:
-        """Return the reports of a complete epoch, with the losses since the epoch before."""
+        """Return the reports of a complete epoch, with the losses since the result of the previous epoch."""
         report = self.reports[epoch]
         losses, self.aggregation.losses = self.aggregation.losses, []
         self.last_losses = losses[-1:] or self.last_losses
@@ -207,7 +210,7 @@ class Epochs:
         self.attended = {each: weights for each, weights in self.attended.items() if each >= epoch}
 
     def roll_back(self) -> None:
-        """Restore a run in rounds from its last snapshot.
+        """Restore a run that merges in rounds from its last snapshot.
 
         An epoch that all workers have reported is not trained again, but it is evaluated again.
         """
@@ -231,7 +234,7 @@ class Epochs:
         return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
 
     def stopped_with_weights(self) -> Update | None:
-        """Return the report, with weights, of a replica that was stopped within an epoch."""
+        """Return the report of a replica that was stopped within an epoch, if one sent its weights."""
         return next((report for report in self.stopped.values() if len(report.parameters)), None)
 
 
@@ -247,7 +250,7 @@ class WeightReplies:
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def to_evaluate(self, update: Update) -> Reply:
-        """Return the weights that a worker evaluates, unless it has them."""
+        """Return a reply with the weights that a worker is to evaluate; without weights if it has them."""
         parameters, statistics, version, own = self.epochs.weights_to_evaluate(update.epoch)
         reply = replace(self.schedule.reply(), version=version)
         if own and version == update.base_version:
@@ -255,7 +258,7 @@ class WeightReplies:
         return replace(reply, kind=Answer.CENTER, parameters=parameters, statistics=statistics)
 
     def center(self, update: Update) -> Reply:
-        """Return the current center, unless the worker has it."""
+        """Return a reply with the current center; without weights if the worker has it."""
         return self.with_center(self.schedule.reply(), update)
 
     def with_center(self, reply: Reply, update: Update) -> Reply:

@@ -16,18 +16,18 @@ The live page (``server.monitoring.page``) has its own paths, which require a se
 If the endpoint is in worker 0 (``worker.hosted_server``), the run's client and the other workers
 also use:
 
-* ``POST /v1/drive``      JSON: epochs that may begin; the reply is the packed state of the run;
+* ``POST /v1/drive``      JSON: the client's commands; the reply is the packed state of the run;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
 Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 403 not from the
 live page, 404 unknown path, 405 wrong method, 408 incomplete request (may be sent again), 409 old
-generation or attempt, 410 the run is over, 411 no length, 413 wrong size, 422 layout of another model
-or other rows, 500 the endpoint failed, 501 no metrics, 503 too many viewers. The token is checked before
-the body is read, and the header of an update before its sections. The connection of a refused request is
-closed, so that the rest of its body is never read. Request data is never unpickled, and no path is
-resolved on the disk.
+generation or attempt, 410 the run is over, 411 no length, 413 wrong size, 422 layout of a different
+model or different rows, 500 the endpoint failed, 501 no metrics, 503 too many viewers. The token is
+checked before the body is read, and the header of an update before its sections. The connection of a
+refused request is closed, so that the rest of its body is never read. Request data is never unpickled,
+and no path is resolved on the disk.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def make_app(
 
     @app.before_request
     def check_token() -> None:
-        if flask.request.blueprint == PAGE:  # it checks a session
+        if flask.request.blueprint == PAGE:  # the page checks its sessions itself
             return
         given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
         allowed = expected if flask.request.path == "/metrics" else expected[:1]
@@ -332,7 +332,7 @@ def _check(value: object, fields: dict[str, type]) -> dict[str, Any]:
 def _seconds(values: list[Any]) -> list[float]:
     """Return the seconds of a heartbeat: one number for each activity, or none."""
     if len(values) not in (0, len(ACTIVITIES)) or not all(type(value) is float for value in values):
-        raise RefusedError(400, f"Expected seconds to be empty, or {len(ACTIVITIES)} numbers.")
+        raise RefusedError(400, f"Expected seconds to be empty or a list of {len(ACTIVITIES)} numbers.")
     return [value if isfinite(value) else 0.0 for value in values]
 
 
@@ -420,7 +420,10 @@ class _Arrival:
         self.seconds = 0.0
 
     def __call__(self) -> Update:
-        """Return a copy of the update with its sections. The original lives until the reply and has none."""
+        """Return a copy of the update with its sections.
+
+        The original has no sections, because it is kept until the reply is sent.
+        """
         began = time.perf_counter()
         body = _read_sections(self.stream, self.lengths.nbytes)
         self.seconds += time.perf_counter() - began
@@ -430,7 +433,8 @@ class _Arrival:
 def _read_sections(stream: InputStream, size: int) -> memoryview:
     """Return the next bytes of a body, read into memory without a copy if the stream can do that.
 
-    It is memory of NumPy, which may consist of huge pages. Memory of ``bytes`` costs a page fault per 4 kB.
+    NumPy allocates the memory, which may then consist of huge pages. The memory of a ``bytes`` object costs a
+    page fault per 4 kB.
 
     Raises:
         ConnectionError: the body broke off.

@@ -139,7 +139,7 @@ class _Chunks:
             raise WireError("The length of a chunk of the body is wrong.")
 
     def _fill(self, buffer: memoryview) -> None:
-        """Fill a buffer with what follows. A raw stream would fill it with what has arrived."""
+        """Fill a buffer with the next bytes. A raw stream would return only those that have arrived."""
         if self._stream.readinto(buffer) < len(buffer):
             raise WireError("The body ended early.")
 
@@ -240,7 +240,8 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
 
         Args:
             timeout: seconds that requests in progress may take together. Then their connections are closed in
-                both directions. In cheroot 10 and 11 a thread that is sending would wait for its client.
+                both directions. Otherwise a thread that is sending would wait for its client, in cheroot 10
+                and 11.
         """
         # Not self._threads: cheroot 10 and 11 fill it only once all threads have started.
         threads = [

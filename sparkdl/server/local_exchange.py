@@ -40,7 +40,7 @@ class LocalExchange(Exchange):
         return begin
 
     def begin(self, update: Update) -> Update:
-        """Stamp the update. It is merged by ``finish``."""
+        """Add the worker, attempt and run to the update. ``finish`` merges it."""
         update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
         update.run = self.store.shape.run
         update.layout = self.store.shape.layout if update.layout == NO_ID else update.layout

@@ -11,7 +11,7 @@ from sparkdl.transport.messages import Running
 
 # A worker that is alive, but has trained no row for this multiple of the stall time, is reported.
 LONG_STEP = 10
-# Seconds without a check after which the driver counts as away, so that its workers do not count as silent.
+# If the driver has not checked for longer than this many seconds, that time does not count as silence.
 ABSENCE = 5.0
 
 
@@ -100,7 +100,8 @@ class Membership:
         Attempt -1 is a task that deals rows and belongs to no worker.
 
         Raises:
-            RefusedError: the attempt was lost, or another one is active.
+            RefusedError: the generation or the run is over, the attempt was lost, or a different attempt is
+                active.
         """
         self.state.check_open(generation)
         known = self.members.get(worker) if attempt >= 0 else None
@@ -154,7 +155,7 @@ class Membership:
         return silent
 
     def warn_of_long_steps(self) -> None:
-        """Warn once about each worker that is alive but trains no row; it may only be slow, so keep it."""
+        """Warn about each worker that is alive but trains no row, once per standstill. It may be slow."""
         now = self.looked
         for worker, ((epoch, rows), since) in self._positions.items():
             member = self.members[worker]

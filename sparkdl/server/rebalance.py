@@ -1,4 +1,4 @@
-"""Rebalance: rows that workers give each other before training, so that all have the same number."""
+"""Rebalance: rows that workers pass on before training, so that their shares differ by at most one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rebalance:
             )
 
     def give(self, update: Update, read: Read) -> Reply:
-        """Keep rows that a worker gives to another, which takes them again if it restarts."""
+        """Keep rows that one worker gives to another, also for later attempts of the receiving worker."""
         if update.sequence >= self.num_workers:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
         rows = spooled(read().state)

@@ -1,4 +1,4 @@
-"""Agreement on the rows of each worker, which must be those that the run began with."""
+"""Agreement on the rows of all workers, which must be the rows that the run began with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RowAgreement:
         membership: the workers.
         schedule: maker of the workers' plans.
         snapshots: snapshots of the run.
-        aggregation: the center.
+        aggregation: the aggregation, which holds the center.
 
     Attributes:
         held: rows of each worker, once all have reported them.
@@ -42,11 +42,11 @@ class RowAgreement:
     def check(self, worker: int, member: Member, held: RowsHeld) -> None:
         """Refuse a worker whose rows differ from those that it, or its earlier attempt, reported.
 
-        If a worker restarts while others train, Spark may compute its partition with rows that
-        other workers had. If it has as many rows as before, the difference only causes a warning.
+        If a worker restarts while others train, its recomputed partition may have rows that other
+        workers already have. If it has as many rows as before, the difference only causes a warning.
 
         Raises:
-            RefusedError: the same attempt reports other rows, or a later one another number of rows.
+            RefusedError: the same attempt reports different rows, or a later one a different number of rows.
         """
         if member.held is not None:
             if member.held != held:
@@ -63,7 +63,7 @@ class RowAgreement:
         """Fix the rows of all workers and their plans, once all have reported.
 
         Raises:
-            RefusedError: the rows differ from those before, or there are none.
+            RefusedError: the rows differ from those that the run began with, or there are no training rows.
         """
         members = self.membership.members
         held = tuple(members[k].held or RowsHeld(0) for k in sorted(members))

@@ -42,7 +42,7 @@ def no_rows(validation_rows: int) -> str:
 
 
 def other_count(worker: int, rows: int, before: int) -> str:
-    """Return the error of a worker that returned with another number of rows."""
+    """Return the error of a worker that returned with a different number of rows."""
     return (
         f"Worker {worker} restarted with {rows} rows instead of {before}, so its partition differs after it "
         f"was recomputed. {REMEDY}"
@@ -50,19 +50,19 @@ def other_count(worker: int, rows: int, before: int) -> str:
 
 
 def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
-    """Return the warning of a run that continues with the same rows in another order.
+    """Return the warning of a run that continues with the same rows in a different order.
 
     Args:
         snapshot: snapshot that the run is restored from.
         anywhere: see ``may_go_on``.
         validation: True if rows are held out for validation.
     """
-    message = "The workers have the same rows as before, but in another order; "
+    message = "The workers have the same rows as before, but in a different order; "
     message += (
         f"the run continues from {snapshot}." if anywhere else "each worker continues at its last position."
     )
     if validation:
-        message += " With validation_split, other rows may now be held out."
+        message += " With validation_split, different rows may now be held out."
     return f"{message} {REMEDY}"
 
 
@@ -84,8 +84,8 @@ def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: 
 
 
 def one_in_other_order(worker: int) -> str:
-    """Return the warning of a worker that returned with other rows, or with its rows reordered."""
+    """Return the warning of a worker that returned with different rows, or with its rows reordered."""
     return (
-        f"Worker {worker} restarted with other rows, or with the same rows in another order, and "
+        f"Worker {worker} restarted with different rows, or with the same rows in a different order, and "
         f"continues. {REMEDY}"
     )

@@ -71,7 +71,7 @@ class RunState:
                 self.changed.notify_all()
 
     def refuse_rows(self, message: str) -> NoReturn:
-        """Refuse a request and fail the run: its rows changed since it began, or there are none.
+        """Refuse a request and fail the run: its rows have changed since it began, or it has none.
 
         Raises:
             RefusedError: always.

@@ -22,8 +22,8 @@ class Schedule:
         released: first epoch that may not begin yet.
         learning_rate: rate of the released epochs; nan: the optimizer's own.
         stopping: True if replies tell the workers to end.
-        short: epoch that is cut short, after which training ends; -1: none.
-        ending: True if replies tell the workers to end that epoch.
+        short: epoch that is cut short, after which training ends; -1 if no epoch is.
+        ending: True if replies tell the workers to end the epoch ``short``.
     """
 
     def __init__(self, shape: RunSpec) -> None:
@@ -45,7 +45,7 @@ class Schedule:
         return True
 
     def release(self, epoch: int, learning_rate: float) -> bool:
-        """Let the workers train up to and including an epoch; return False if a later one is released."""
+        """Let the workers train up to and including an epoch; return False if a later one was released."""
         if epoch + 1 < self.released:
             return False
         self.released, self.learning_rate = epoch + 1, learning_rate

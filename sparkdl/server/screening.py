@@ -21,7 +21,7 @@ class Screening:
     Args:
         state: state of the run.
         shape: settings of the run.
-        aggregation: the center.
+        aggregation: the aggregation, which holds the center.
         membership: the workers.
     """
 
@@ -40,7 +40,7 @@ class Screening:
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:
-        """Return True if this is the last update of its worker that was rejected by ``screen``."""
+        """Return True if this is the newest of its worker's updates that ``screen`` rejected."""
         return self.detector.has_refused(update)
 
     def screen(self, update: Update) -> Update:

@@ -31,7 +31,7 @@ class Snapshots(ABC):
 
     Attributes:
         committed: snapshot that the run is restored from.
-        newest: newest snapshot, which may not be committed.
+        newest: newest snapshot, which may not be committed yet.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class RoundSnapshots(Snapshots):
         return self.finish()
 
     def finish(self) -> bool:
-        """Make the snapshot once all present workers have reported. Request another if it has no weights."""
+        """Make the snapshot once all present workers have reported. Without weights, request a new one."""
         report = self.gathering
         if report is None or not self.aggregation.all_of(report.metrics):
             return False

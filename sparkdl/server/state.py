@@ -17,8 +17,8 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.transport.exchange import Notes
 from sparkdl.transport.messages import NO_ID, Running, Update
 
-OLDER = {"cut": "snapshot", "books": "reports"}  # names in checkpoints of before version 0.1.0
-IN_MEMORY = 1 << 20  # size in bytes above which a worker's state is kept in a file
+OLDER = {"cut": "snapshot", "books": "reports"}  # names in checkpoints from before version 0.1.0
+IN_MEMORY = 1 << 20  # size in bytes above which a worker's state or rows are kept in a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +270,7 @@ class EpochReports:
 
 
 def spooled(state: bytes) -> bytes | mmap:
-    """Return a worker's state, in a file if it is large."""
+    """Return a worker's state or rows, in a file if they are large."""
     return bytes(state) if len(state) <= IN_MEMORY else _mapped(state)
 
 

@@ -49,7 +49,7 @@ class FrameSource(Source):
     Args:
         frame: the DataFrame.
         sample: the column names of x, y and the sample weights, or fewer of them, flattened; a list of names
-            is one array made of these columns.
+            stands for one array made of these columns.
         indicator: the column of booleans that marks validation rows, if there is one.
         decode: functions that convert values of columns to arrays, by column name.
         texts: whether columns of x may hold strings.
@@ -58,7 +58,7 @@ class FrameSource(Source):
         ConfigError: a column is missing, or its type cannot be read.
 
     Attributes:
-        decode: the same functions by the places of their columns.
+        decode: the same functions, by the index of the column in the flattened sample.
     """
 
     of_a_plan = True
@@ -100,8 +100,8 @@ class FrameSource(Source):
         texts = [name for name in names if is_text(self._found[name].kind)]
         if texts and len(texts) < len(names):
             raise ConfigError(
-                f"Expected columns that form one array; of {', '.join(names)} only {', '.join(texts)} hold "
-                f"strings. {LISTS}"
+                f"Expected columns that form one array; got strings in {', '.join(texts)}, but not in all of "
+                f"{', '.join(names)}. {LISTS}"
             )
         return bool(texts)
 
@@ -123,7 +123,7 @@ class FrameSource(Source):
         """Require strings where a schema has strings, and numbers where it has numbers.
 
         Raises:
-            ConfigError: a column holds the other kind; names it.
+            ConfigError: a column holds the wrong kind. The message names it.
         """
         for place, (names, column) in enumerate(zip(self._names, schema.columns, strict=True)):
             for name in names if place not in self.decode else ():
@@ -304,7 +304,7 @@ def _worker_of(num_workers: int, seed: int) -> SqlColumn:
 
     The first worker of each turn is drawn from the seed, the partition and the number of the turn. Workers'
     shares of a partition differ by at most one row, because its last turn may end early. ``worker.rebalance``
-    makes them equal.
+    then evens out the totals.
     """
     key, count = functions.col(arrow.KEY), functions.lit(num_workers)
     position = key.bitwiseAND(functions.lit((1 << INDEX_BITS) - 1))
@@ -325,7 +325,7 @@ def column_of_predictions(
         stages: the stage factory.
         output: the shape of one row's prediction, or a dict of shapes.
         head: the kind of output; a classifier gives a struct of prediction, probability and raw.
-        decode: functions that convert values of some columns to arrays, by their places.
+        decode: functions that convert values of some columns to arrays, by the index of the column.
     """
     kind: types.DataType
     if head.classifies:
@@ -358,7 +358,9 @@ def _as_on_executors(value: object) -> object:
 
 
 def require_free(frame: DataFrame, *names: str) -> None:
-    """Require distinct names for new columns, none of which the DataFrame has, as Spark compares names.
+    """Require names for new columns that are distinct and that the DataFrame does not have yet.
+
+    Whether case matters follows ``spark.sql.caseSensitive``.
 
     Raises:
         ConfigError: the DataFrame has a column of such a name, or two names are the same.

@@ -22,7 +22,7 @@ class FunctionSource(Source):
 
     Args:
         function: a function that takes the index of a worker and the number of workers, and returns
-            arguments of Keras's ``fit``.
+            data that Keras's ``fit`` takes.
         counts: the number of arrays that the model takes for x and for y.
         labels: whether rows must have labels.
 

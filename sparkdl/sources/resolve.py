@@ -45,7 +45,7 @@ def make_source(
         takes: the rows that the model takes; its ``labels`` counts only if ``counts`` has an entry for y.
 
     Raises:
-        ConfigError: the rows are of another kind; names the alternatives.
+        ConfigError: the rows are of a kind that is not supported. The message names the alternatives.
         DataError: the arrays have different lengths.
     """
     x, y, weights = (*parts, None, None)[:3]
@@ -95,11 +95,13 @@ def refuse_columns(**arguments: object) -> None:
     """Refuse arguments about columns for rows that are not a DataFrame.
 
     Raises:
-        ConfigError: an argument is given; names the first one.
+        ConfigError: an argument is given. The message names the first one.
     """
     for name, value in arguments.items():
         if value is not None:
-            raise ConfigError(f"{name} needs rows in a DataFrame; got other rows. Leave {name} out.")
+            raise ConfigError(
+                f"{name} needs rows in a DataFrame; got rows of a different kind. Leave {name} out."
+            )
 
 
 def _label_columns(
@@ -183,7 +185,7 @@ def require_partner(source: Source, held: Source) -> None:
     """Require validation rows that can be dealt together with the training rows.
 
     Raises:
-        ConfigError: they cannot; names the expected kind.
+        ConfigError: the rows cannot be dealt together. The message names the expected kind.
     """
     alone = {FrameSource: "a DataFrame", FunctionSource: "a function"}  # arrays and RDDs go together
     if alone.get(type(source)) != alone.get(type(held)):
@@ -243,7 +245,7 @@ def _kind(source: Source) -> str:
 
 
 def share_weights(source: Source, held: Source | None) -> Schema:
-    """Return the schema of a run's rows: weighted if the training or the validation rows are.
+    """Return the schema of a run's rows, with weights if the training or the validation rows have them.
 
     Also set the schema of the validation rows: x and y as in the training rows, and their own
     weights.

@@ -43,7 +43,7 @@ TAG = "sparkdl-"  # the beginning of the tags of jobs
 DESCRIPTION = "spark.job.description"  # Spark's local property
 STOP_SECONDS = 10.0  # the time that PySpark may take to stop an application
 _profiles: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
-_settings: WeakKeyDictionary[SparkContext, dict[str, str]] = WeakKeyDictionary()  # they never change
+_settings: WeakKeyDictionary[SparkContext, dict[str, str]] = WeakKeyDictionary()  # settings never change
 # By SparkContext: the path of each broadcast's file, with a weak reference to the broadcast in the JVM.
 _files_of: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
 
@@ -53,8 +53,9 @@ class SparkApplication:
 
     Args:
         session: the session; None is the session of this process.
-        own_gpus: whether each task of a worker group gets a whole GPU, although the application's settings
-            give a task a fraction of a GPU, or none. Has no effect if executors have no GPUs.
+        own_gpus: whether each task of a worker group gets a whole GPU, even if the application's settings
+            give a task a fraction of a GPU, or none. Has no effect if executors have no GPUs, on a local
+            master, under dynamic allocation, or before Spark 4.0.
     """
 
     remote = False  # whether the driver is another process
@@ -186,7 +187,7 @@ class SparkApplication:
         return self.setting("spark.driver.bindAddress", host), host
 
     def share(self, value: Any, *, streams: bool = False) -> Any:
-        """Return a handle of a value for the closures of jobs, so that the value is sent only once.
+        """Return a handle to a value for the closures of jobs, so that the value is sent only once.
 
         Args:
             value: a value that can be pickled.
@@ -240,11 +241,11 @@ class SparkApplication:
         return self.context
 
     def put(self, local: Path, target: str) -> None:
-        """Copy a local file to a path as Spark resolves it; replace a file that is there."""
+        """Copy a local file to a path, which Spark resolves; replace a file that is there."""
         files.put(local, target, overwrite=True, context=self.context, of_spark=True)
 
     def get(self, source: str, local: Path) -> bool:
-        """Copy the file at a path as Spark resolves it to a local file; return False if there is none."""
+        """Copy a file, whose path Spark resolves, to a local file; return False if it does not exist."""
         there = files.exists(source, context=self.context, of_spark=True)
         if there:
             files.get(source, local, context=self.context, of_spark=True)
@@ -323,7 +324,7 @@ class ConnectApplication(SparkApplication):
         """The SparkContext, which a client of Spark Connect does not have.
 
         Raises:
-            ConfigError: always; names the remedy.
+            ConfigError: always. The message names the remedy.
         """
         raise ConfigError(
             "This call needs a SparkContext, which Spark Connect does not have. Use a classic SparkSession, "
@@ -348,15 +349,16 @@ class ConnectApplication(SparkApplication):
     def slots(self) -> int:
         """Run a small job, and return the number of tasks that can run at the same time.
 
-        The server splits a range into one partition per core.
+        The server splits a range into one partition per core, or into ``spark.default.parallelism`` of them.
+        So the slots that the application requested are an upper limit.
         """
         parts = self.session.range(1 << 16).select(functions.spark_partition_id().alias("part"))
         cores = int(parts.agg(functions.max("part")).first()[0]) + 1
         slots = cores // int(self.setting("spark.task.cpus", "1"))
-        return min(slots, Slots(self).requested() or slots)  # spark.default.parallelism may be any number
+        return min(slots, Slots(self).requested() or slots)
 
     def hosts(self) -> list[str]:
-        """Return a text that names the host of the server; the executors' own hosts are not known."""
+        """Return one string that names the server's host; the executors' own hosts are not known."""
         return [f"those of {self.session.client.host}"]
 
     def age(self) -> float:
@@ -400,7 +402,7 @@ class ConnectApplication(SparkApplication):
         self.session.copyFromLocalToFs(str(local), target)
 
     def get(self, source: str, local: Path) -> bool:
-        """Copy the file at a path as Spark resolves it to a local file; return False if there is none.
+        """Copy a file, whose path Spark resolves, to a local file; return False if it does not exist.
 
         Each of several jobs returns a piece that fits into the server's memory and messages.
         """
@@ -474,7 +476,7 @@ def _pack(folder: str) -> Path:
 
 
 def _address_towards(host: str) -> str:
-    """Return the address of this machine that another machine can answer to."""
+    """Return this machine's own address on the route to a host, to which that host can answer."""
     for family, kind, _, _, address in sorted(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)):
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.connect(address)  # sends nothing
@@ -485,7 +487,8 @@ def _address_towards(host: str) -> str:
 def ship(cluster: SparkApplication) -> None:
     """Send sparkdl to the executors before the user starts a lazy job.
 
-    Other jobs are run again with sparkdl if executors lack it. A job that the user starts cannot be.
+    Jobs that this package starts are run again with sparkdl if executors lack it. A job that the user starts
+    cannot be run again.
     """
     if not cluster.local:
         cluster.ship_package()

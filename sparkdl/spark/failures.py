@@ -214,7 +214,7 @@ def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
 
 
 def _words(error: Exception, text: str) -> str:
-    """Return Spark's description of a failure, followed by the root cause if it is a separate one."""
+    """Return Spark's description of a failure, followed by the root cause if that adds something."""
     causes = [f"{kind.rpartition('.')[2]}: {said}" for kind, said in JAVA.findall(text) if said]
     plain = [cause for cause in causes if not WRAPPER.match(cause.partition(": ")[2])]
     first = str(error).strip().splitlines()[:1]

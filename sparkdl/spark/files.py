@@ -103,7 +103,7 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
     """Move a local file to a path or URI, all or nothing; never replace a file.
 
     If the target already has the same content, the local file is only removed. Once the target is
-    complete, a failure is only logged as a warning, such as one in the removal of temporary files.
+    complete, a failure, for example to remove a temporary file, is only logged as a warning.
 
     Args:
         local: the file; in the same file system as ``target`` if that is a path.
@@ -112,7 +112,7 @@ def publish(local: Path, target: str, *, context: Any, check: Callable[[], None]
         check: called when the file is complete, just before it gets its name; may raise to prevent that.
 
     Raises:
-        FileExistsError: the target exists with other content.
+        FileExistsError: the target exists with different content.
     """
     if not is_uri(target):
         publish_local(local, Path(target), check)
@@ -145,7 +145,7 @@ def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda:
     """Rename a local file within its file system; failures after the rename are only logged.
 
     Raises:
-        FileExistsError: the target exists with other content.
+        FileExistsError: the target exists with different content.
     """
     with local.open("rb") as file:
         os.fsync(file.fileno())
@@ -154,7 +154,7 @@ def publish_local(local: Path, target: Path, check: Callable[[], None] = lambda:
         _link(local, target)
     except FileExistsError as error:
         if not filecmp.cmp(local, target, shallow=False):
-            raise FileExistsError(f"{target} exists already, with other content.") from error
+            raise FileExistsError(f"{target} already exists, with different content.") from error
     remove_temporary(local)
     with _only_logged(f"The folder of {target} could not be synchronized with the disk"):
         folder = os.open(target.parent, os.O_RDONLY)
@@ -190,7 +190,7 @@ def _require_equal(local: Path, target: str, context: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         get(target, copy := Path(folder, "copy"), context=context)
         if not filecmp.cmp(local, copy, shallow=False):
-            raise FileExistsError(f"{target} exists already, with other content.")
+            raise FileExistsError(f"{target} already exists, with different content.")
 
 
 def qualified(path: str, *, context: Any) -> str:
@@ -246,7 +246,7 @@ def replace_folder(source: str, target: str, *, context: Any) -> None:
 
 
 def _move_back(source: str, target: str, old: str, error: BaseException, context: Any) -> None:
-    """Undo the steps of ``replace_folder`` before an error.
+    """Undo the steps that ``replace_folder`` took before an error.
 
     Raises:
         OSError: the old folder cannot be moved back.

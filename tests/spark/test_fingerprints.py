@@ -59,7 +59,7 @@ def test_an_epoch_whose_rows_come_in_another_order_begins_again(spark, problem, 
     assert history.training["restarts"] == 1
     assert len(history.history["loss"]) == 4
     assert any(
-        "but in another order; the run continues from the end of epoch 2." in m for m in caplog.messages
+        "but in a different order; the run continues from the end of epoch 2." in m for m in caplog.messages
     )
     assert problem.distance(model, expected(problem), start) <= 1
 
@@ -78,8 +78,8 @@ def test_rows_that_move_to_other_workers_are_gone_on_with(spark, problem, tmp_pa
 
     assert history.training["restarts"] == 1
     assert len(history.history["val_loss"]) == 4
-    (warning,) = [message for message in caplog.messages if "but in another order" in message]
-    assert "With validation_split, other rows may now be held out." in warning
+    (warning,) = [message for message in caplog.messages if "but in a different order" in message]
+    assert "With validation_split, different rows may now be held out." in warning
 
 
 @pytest.mark.whole
@@ -164,7 +164,7 @@ def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     second = source(spark, problem, tmp_path / "done", lambda part: part[::-1])
     history = SparkModel(model, num_workers=2).fit(second, checkpoint=config, resume=True, **SETTINGS)
 
-    says = f"but in another order; the run continues from the end of epoch {before}."
+    says = f"but in a different order; the run continues from the end of epoch {before}."
     assert history.epoch == list(range(4))
     assert any(says in message for message in caplog.messages)
     assert problem.distance(model, expected(problem, before), start) <= 1

@@ -304,7 +304,7 @@ def test_columns_of_another_kind_are_refused_by_name(frame, jobs):
         "column 'age' to hold strings; it holds float": lambda: SparkModel(texts).predict(
             frame, features_col="age"
         ),
-        "of words, age only words hold strings": lambda: SparkModel(texts).fit(
+        "got strings in words, but not in all of words, age": lambda: SparkModel(texts).fit(
             frame, features_col=["words", "age"]
         ),
     }.items():

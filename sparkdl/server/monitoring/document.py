@@ -1,4 +1,4 @@
-"""The HTML document of a run: the live page, and the report that is read from a file."""
+"""The HTML document of a run: the live page, or a report that is saved as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def live(*, csrf: str, nonce: str) -> str:
 
     Args:
         csrf: the token that the page sends along when a button is pressed.
-        nonce: the value by which the browser knows the page's own script.
+        nonce: the value by which the browser recognises the page's own script.
     """
     library = '<script src="plotly.js"></script>' if chart_library() is not None else ""
     settings = {"csrf": csrf, "hint": "" if library else WITHOUT_CHARTS}
@@ -51,7 +51,7 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
     folder = files(__package__)
     names = ("page.html", "page.css", "page.js")
     html, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
-    # "<" would end the element that holds the settings
+    # "</script>" in a value would end the element that holds the settings.
     values = json.dumps({**settings, "activities": ACTIVITIES}).replace("<", "\\u003c")
     parts = {
         "{style}": style,
@@ -60,5 +60,5 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
         "{nonce}": f' nonce="{nonce}"' if nonce else "",
         "{script}": script,
     }
-    # In one pass: a part may look like the name of another.
+    # In one pass, because a part may contain a placeholder, such as "{style}".
     return re.sub(r"\{[a-z]+\}", lambda found: parts[found[0]], html)

@@ -80,7 +80,7 @@ class Page:
         """Require a session, or a link that was not used yet, and for POST requests the page's CSRF token.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is neither a session nor such a link, or the CSRF token is wrong.
         """
         if not self._has_session() and not (flask.request.path == "/" and self._use_key()):
             raise RefusedError(
@@ -163,7 +163,7 @@ class Page:
             values, cursor = self.record.changes(cursor)
             over = values["state"] in ENDED
             yield f"id: {cursor}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
-            self.record.wait_for_end(TICK_SECONDS)  # one event may follow another at once
+            self.record.wait_for_end(TICK_SECONDS)  # at most one event per second, until the run ends
 
     def plotly(self) -> ResponseReturnValue:
         """Return the chart library.

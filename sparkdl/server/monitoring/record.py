@@ -57,7 +57,7 @@ class Run(Protocol):
 
     @property
     def staleness(self) -> Sequence[int]:
-        """The number of merged updates by their staleness; the last one includes all larger ones."""
+        """The number of merged updates with each staleness; the last entry also counts all larger values."""
 
     def summary(self) -> Mapping[str, Any]:
         """Return counts of the run, and the number of dropped updates by worker."""
@@ -106,7 +106,7 @@ class Cursor(NamedTuple):
 
 
 class Series:
-    """Points in order. When there are ``MOST_POINTS``, every second one is dropped."""
+    """Points in order. When there are more than ``MOST_POINTS``, every second point is dropped."""
 
     def __init__(self) -> None:
         self.points: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ class Series:
         self._seen = 0
 
     def add(self, point: dict[str, Any]) -> None:
-        """Add a point, unless its neighbours represent it."""
+        """Add a point, or skip it: a series that was thinned out n times keeps every 2**n-th point."""
         if self._seen % (1 << self.thinned) == 0:
             self.points.append(point)
         self._seen += 1
@@ -130,7 +130,7 @@ class RunRecord:
         about: facts about the run that do not change, by name.
 
     Attributes:
-        stop_request: the end of training that a viewer of the page requested.
+        stop_request: "now" or "epoch", once a viewer of the page has requested that training stop.
         version: a number that grows with each change that readers should see.
     """
 

@@ -223,7 +223,7 @@ def test_a_worker_that_returns_alone_may_have_taken_rows_of_others():
     for attempt in (3, 4):
         assert 1 == comes_back(attempt, OTHERS[0])["sequence"]
     (warning,) = warnings_of(store)
-    assert "Worker 0 restarted with other rows, or with the same rows in another order" in warning
+    assert "Worker 0 restarted with different rows, or with the same rows in a different order" in warning
     with pytest.raises(RefusedError, match="restarted with 11 rows instead of 10"):
         comes_back(5, MORE[0])
     store.restart()

@@ -27,7 +27,7 @@ def test_a_file_is_never_replaced(tmp_path, monkeypatch, links):
         assert [path.name for path in tmp_path.iterdir()] == ["target"]
     (tmp_path / "local").write_bytes(b"two")
 
-    with pytest.raises(FileExistsError, match="target exists already, with other content"):
+    with pytest.raises(FileExistsError, match="target already exists, with different content"):
         files.publish(tmp_path / "local", str(target), context=None)
 
     assert target.read_bytes() == b"one"
