@@ -164,7 +164,8 @@ def test_a_run_that_is_taken_up_in_the_middle_of_an_epoch_begins_it_again(
     second = source(spark, problem, tmp_path / "done", lambda part: part[::-1])
     history = SparkModel(model, num_workers=2).fit(second, checkpoint=config, resume=True, **SETTINGS)
 
-    says = f"but in a different order; the run continues from the end of epoch {before}."
+    point = f"the end of epoch {before}" if before else "the beginning of epoch 1"
+    says = f"but in a different order; the run continues from {point}."
     assert history.epoch == list(range(4))
     assert any(says in message for message in caplog.messages)
     assert problem.distance(model, expected(problem, before), start) <= 1
