@@ -402,9 +402,9 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
             kind = one.frequency if isinstance(one.frequency, str) else "n"
             rule = rule_of(one).name if one.merge else ""
             key = one.mode, kind, rule, one.optimizer != "sgd", one.workers
-            points = float("inf") if lost else round(-statistics.fmean(gaps), 1)
+            points = float("inf") if lost else -statistics.fmean(gaps)
             found[key] = max(found.get(key, (0.0, "")), (points, one.problem))
-    return [(*key, *worst) for key, worst in sorted(found.items())]
+    return [(*key, round(points, 1), problem) for key, (points, problem) in sorted(found.items())]
 
 
 def data_file(answers: dict[Case, dict]) -> str:

@@ -66,7 +66,8 @@ class Metrics:
         model: the user's model, its metrics built.
         y: labels of some rows.
         predicted: the model's predictions for them.
-        logged: for each step that names its results itself, the indices of the metrics by these names.
+        logged: for each ``train_step`` or ``test_step`` with result names of its own, the index of the metric
+            behind each name.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Metrics:
     def _set_loss(
         self, merged: list[Array], losses: Sequence[float], rows: Integers | tuple[int, ...]
     ) -> None:
-        """Set the state of the loss metric to its state in a single process after these batches."""
+        """Set the loss metric to the state that it would have in a single process after these batches."""
         loss = loss_metric(self.model)
         sums = {} if loss is None else {id(loss.total): np.dot(losses, rows), id(loss.count): np.sum(rows)}
         for index, variable in enumerate(self.variables):

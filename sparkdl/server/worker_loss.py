@@ -48,7 +48,10 @@ class WorkerLoss:
             self.screening.end_epoch(epoch, report)
 
     def readmit(self, worker: int) -> None:
-        """Readmit a new attempt of a lost worker: with rounds at a requested snapshot, else at once."""
+        """Readmit a new attempt of a lost worker.
+
+        In rounds it is readmitted at a snapshot, which this requests; otherwise at once.
+        """
         if self.aggregation.has_rounds:
             self.snapshots.request(self.epochs.reports)
         else:

@@ -1,4 +1,6 @@
-"""Access to the private parts of Spark that this package depends on; no other module uses them.
+"""Access to the private parts of Spark that this package depends on.
+
+No other module uses them, except for one hook that ``ml/persistence.py`` overrides.
 
 The public API has no equivalent. A comment gives the versions that each was checked with. If a version of
 Spark changes one, ``tests/spark/test_spark_internals.py`` fails and names it.

@@ -55,7 +55,7 @@ class Asynchronous(Aggregation):
             self.clocks.setdefault(worker, min(self.clocks.values(), default=0))
 
     def leave(self, worker: int) -> None:
-        """Exclude an idle worker from the staleness bound."""
+        """Exclude a worker from the staleness bound while it does not train."""
         with self.changed:
             self.clocks.pop(worker, None)
             self.changed.notify_all()

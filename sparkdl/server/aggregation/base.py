@@ -113,7 +113,7 @@ class Aggregation(ABC):
         """Include a worker in the staleness bound, if there is one, when it begins to train."""
 
     def leave(self, worker: int) -> None:
-        """Exclude an idle worker from the staleness bound, if there is one."""
+        """Exclude a worker from the staleness bound, if there is one, while it does not train."""
 
     def board(self, update: Update) -> None:
         """Wait until there is room for the vectors of one more exchange. ``sent`` releases the room."""
