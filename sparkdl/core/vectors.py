@@ -66,8 +66,8 @@ def window_share(decays: Vector, steps: int, workers: int) -> Vector:
 
     A moving average keeps ``decay`` of itself in each step, and so ``decay ** steps`` in a window. The share
     is the rest, ``1 - decay ** steps``. With it, workers that are merged one after the other give the moving
-    average over all their batches, however stale they were. The result lies between old and new values, so a
-    variance stays valid.
+    average over all their batches, however stale they were. A statistic that is moved by this share lies
+    between its old and new values, so a variance stays valid.
 
     Args:
         decays: fraction of each statistic that a step keeps; nan if unknown, which gives 1 / workers.

@@ -253,7 +253,7 @@ def _application(options: Options) -> SparkApplication:
         more += ["--master", options.master] if options.master else []
         given = os.environ.get("PYSPARK_SUBMIT_ARGS", "").removesuffix("pyspark-shell")
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"{given} {shlex.join(more)} pyspark-shell"
-        # spark-submit reads this last, after its arguments and its configuration files
+        # spark-submit uses this only if neither its arguments nor its configuration files set a master
         os.environ.setdefault("MASTER", f"local[{options.num_workers}]")
     application = application_of(own_gpus=True)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -262,7 +262,9 @@ def _application(options: Options) -> SparkApplication:
 
 
 def _unreachable(master: str) -> str | None:
-    """Return an error if no address of a master accepts connections; None if one does, or there is none.
+    """Return an error if no address of a master accepts connections, else None.
+
+    None: one does, or the master has no address to check.
 
     Spark itself would try for a minute.
     """

@@ -146,7 +146,8 @@ class Followed(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
     """A schedule that is evaluated at the run's progress instead of a worker's own iterations.
 
     Adam's bias correction needs the worker's own count, but a schedule needs the count of the whole run. So
-    progress = the endpoint's last value + own steps since then x the speed of the whole worker group.
+    progress = the endpoint's last value + own steps since then * speed, where ``speed`` is the progress of
+    all workers together while this worker takes one step.
 
     ``scale`` multiplies the learning rate if workers step independently.
 

@@ -27,7 +27,7 @@ class BMUF(Rule):
             1 - K ** -power, where K is the number of workers with rows.
         power: 1 (default) is the paper's choice: each mean counts K times in the end.
             ``SparkModel`` uses 0.5, with sqrt(K) times the learning rate in the workers, if a round
-            has several batches and ``merge`` is not set.
+            has several batches and ``merge`` is not set. K then counts as at most 8.
     """
 
     name = "bmuf"

@@ -121,7 +121,7 @@ def make_app(
     Args:
         store: the coordinator.
         token: the run's token.
-        traffic: the counts of requests to the endpoint.
+        traffic: the counts of the endpoint's bytes and refused requests.
         metrics_token: a token that permits ``GET /metrics`` only; empty: there is none.
         page: the live page of the run, which has its own sessions.
     """
@@ -337,7 +337,7 @@ def _seconds(values: list[Any]) -> list[float]:
 
 
 def _interval(values: Any) -> Interval:
-    """Return an interval of a heartbeat: the index of its activity, its start and its length."""
+    """Return the interval that a heartbeat gives as the index of an activity, a start and a length."""
     if not isinstance(values, list) or [type(value) for value in values] != [int, float, float]:
         raise RefusedError(400, "Expected an interval to have an activity, a start and a length.")
     index, start, seconds = values
@@ -482,6 +482,6 @@ def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic)
     except (ConnectionError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - the run has failed, or an update was bad
-        if isinstance(error, RefusedError):  # after a WireError the worker has most likely ended
+        if isinstance(error, RefusedError):  # a WireError: most likely the worker died
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None

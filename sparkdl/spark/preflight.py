@@ -64,7 +64,8 @@ class Call(TypedDict):
     Attributes:
         task: the pickled Task.
         uses_keras: whether it needs Keras.
-        spread: whether the tasks of a process have to be spread over its GPUs.
+        spread: whether each task has to use the GPU chosen for it, so that tasks are spread over the
+            machine's GPUs; else a reused Python process keeps the GPU that it is bound to.
         endpoint: the fields of the run's endpoint, if there is one.
         generation: the generation of the worker group.
         shared: the handle that ``SparkApplication.share`` returned.
@@ -102,7 +103,11 @@ def expectations(backend: str | None, *, local: bool) -> Expected:
 
 
 def remedy(*, local: bool) -> str:
-    """Return the advice if executors' environment differs; ``local``: they are in the driver's JVM."""
+    """Return the advice for executors whose environment differs from the driver's.
+
+    Args:
+        local: whether the executors are in the driver's JVM.
+    """
     return HERE.format(python=sys.executable) if local else REMEDY
 
 

@@ -2,7 +2,7 @@
 
 A worker that logs a line per batch must not fill the memory of the endpoint, or bury what the driver logs. So
 each worker sends a limited number of lines per minute, and the driver takes a limited number of all workers
-together. One line states how many were left out.
+together. A line states how many were left out, for warnings and for other lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from math import inf
 from sparkdl.transport.messages import LogEntry
 
 PERIOD_SECONDS = 60.0
-# Lines per period at WARNING or above, and again as many below, so that these leave room for warnings.
+# Maximum number of lines per period at WARNING or above. Lines below have a limit of their own, of the same
+# size, so that they leave room for warnings.
 LINES_OF_WORKER = 100
 LINES_OF_ALL = 1000
 MESSAGE_CHARACTERS = 4000  # maximum length of a message
@@ -31,8 +32,9 @@ class LogLines:
     The caller has to hold a lock.
 
     Args:
-        most: maximum number of lines per period at WARNING or above, and again of those below.
-        who: the subject of the sentence that states this limit, with its verb.
+        most: maximum number of lines per period at WARNING or above; the same maximum applies separately to
+            lines below.
+        who: the beginning of the sentence that states this limit, such as "a worker sends".
         clock: a function that returns the seconds of a monotonic clock.
     """
 

@@ -180,7 +180,7 @@ class Loop:
         self.stopped = self.stopped or not self.settings.rounds
 
     def _rows_before(self, sequence: int) -> int:
-        """Return the number of this worker's rows in the epoch's windows before an exchange."""
+        """Return the number of this epoch's rows that this worker used before the exchange ``sequence``."""
         first = self.plan.sequence(self.epoch)
         windows = (self.plan.spans(self.epoch, index) for index in range(sequence - first))
         return sum(span.stop - span.start for spans in windows for span in spans)
@@ -213,7 +213,7 @@ class Loop:
         return sum(self.watch.seconds[activity] for activity in ("exchange", "wait", "merge"))
 
     def _judge_exchanges(self, exchanging: float, seconds: float) -> None:
-        """Warn once if exchanges took most of an epoch. The driver shows the log of worker 0.
+        """Warn once if exchanges took most of an epoch. Only worker 0 warns.
 
         Args:
             exchanging: the seconds of the epoch's exchanges.

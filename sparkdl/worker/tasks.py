@@ -83,7 +83,8 @@ class Task(ABC, Generic[R_co]):
 
     Attributes:
         uses_keras: whether the task needs Keras.
-        spread: whether the tasks of a process have to be spread over its GPUs.
+        spread: whether each task has to use the GPU chosen for it, so that tasks are spread over the
+            machine's GPUs; else a reused Python process keeps the GPU that it is bound to.
     """
 
     uses_keras: ClassVar[bool] = True

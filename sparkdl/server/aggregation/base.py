@@ -102,7 +102,7 @@ class Aggregation(ABC):
         return True
 
     def come_back(self, worker: int) -> None:
-        """Readmit a lost worker after its last counted update."""
+        """Readmit a lost worker, which continues after its last counted update."""
         with self.changed:
             self.absent.discard(worker)
 
