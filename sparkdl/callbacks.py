@@ -1,7 +1,8 @@
 """Keras callbacks for the learning rate, and for the scalars of workers in TensorBoard.
 
-A callback for the learning rate defines a factor of it for each point of training. ``SparkModel`` sends the
-resulting rate to the workers with every exchange, and leaves the rate of the model on the driver unchanged.
+A callback for the learning rate defines a factor, which may change during training. ``SparkModel`` sends the
+rate times the factor to the workers with every exchange, and leaves the rate of the model on the driver
+unchanged.
 In plain ``model.fit`` the number of workers is 1.
 
 Example:
@@ -78,8 +79,8 @@ class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
     Use it if K workers use K times the rows per update: with ``batch_size_per_worker=`` in synchronous mode
-    at frequency "batch". If the workers train separately for several batches, it replaces the default
-    rule's factor, which is sqrt(K), with K at most 8.
+    at frequency "batch". If the workers train separately for several batches, it replaces the factor of the
+    default merge rule, sqrt(min(K, 8)).
 
     Args:
         rule: "linear" (default): by K; "sqrt": by the square root of K, which suits Adam and its variants.
@@ -102,9 +103,8 @@ class LearningRateWarmup(LearningRateFactor):
 
     Args:
         epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
-        start: the fraction at the beginning, from 0 to 1. None: 1 / K. Training then begins at the
-            compiled rate with ``LearningRateScaling()``, and at 1 / sqrt(K) of it with the default
-            rule's factor sqrt(K).
+        start: the fraction at the beginning, from 0 to 1. None: 1 / K for K workers. With
+            ``LearningRateScaling()``, training then begins at the compiled rate.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -128,8 +128,8 @@ class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]
     """Write scalars of each worker for TensorBoard at the end of each epoch.
 
     Each worker has a run folder of its own, ``worker-0``, ``worker-1`` and so on, so that TensorBoard draws
-    the curves of all workers in one chart. With the folder of ``keras.callbacks.TensorBoard``, the results of
-    the workers are in one chart with those of all rows.
+    the curves of all workers in one chart. If ``log_dir`` is also the folder of
+    ``keras.callbacks.TensorBoard``, the chart has the results over all rows too.
 
     The files are written with TensorFlow's summaries, as those of ``keras.callbacks.TensorBoard`` are, on any
     backend. In plain ``model.fit`` there are no workers, and nothing is written.
@@ -145,7 +145,7 @@ class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.log_dir = Path(log_dir)
         self._files: dict[int, EventFile] = {}
-        self._before: dict[int, tuple[int, list[float]]] = {}  # each worker's rows and seconds so far
+        self._before: dict[int, tuple[int, list[float]]] = {}  # each worker's rows and seconds by activity
         self._observed: list[tuple[Mapping[str, Any], Mapping[str, float]]] = []
 
     def on_train_begin(self, logs: object = None) -> None:
@@ -157,10 +157,10 @@ class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]
     def observe(
         self, workers: Sequence[Mapping[str, Any]], results: Mapping[int, Mapping[str, float]]
     ) -> None:
-        """Take the workers as they are at the end of an epoch. ``SparkModel`` calls this.
+        """Store the state of the workers at the end of an epoch. ``SparkModel`` calls this.
 
         Args:
-            workers: each worker as in the run's record.
+            workers: the state of each worker, as in the run's record.
             results: the results of metrics over a worker's training rows of the epoch, by worker.
         """
         self._observed = [(each, results.get(each["worker"], {})) for each in workers]
@@ -185,7 +185,7 @@ class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]
         rows_before, before = self._before.get(state["worker"], (epoch * state["rows"], []))
         self._before[state["worker"]] = rows, times
         if len(before) != len(times) or any(now < then for now, then in zip(times, before, strict=True)):
-            before = [0.0] * len(times)  # the worker has started since then
+            before = [0.0] * len(times)  # no earlier times, or the worker has restarted since
         spent = [now - then for now, then in zip(times, before, strict=True)]
         if not sum(spent) > 0:
             return {}  # the worker has reported no times since then

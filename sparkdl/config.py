@@ -314,7 +314,8 @@ class FitConfig:
         preserve_partitions: whether each worker gets whole partitions of the data.
         checkpoint: the settings of checkpoints; None writes no checkpoints.
         resume: whether to resume from the newest checkpoint.
-        nan: the action for rows with NaN, Inf or labels that are not a class: "error" or "warn".
+        nan: the action for rows with NaN or Inf, or with a label outside the classes of the loss: "error" or
+            "warn".
         profile: the first and the last batch of each worker to trace, counted from 1; None traces nothing.
     """
 

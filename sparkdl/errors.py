@@ -4,9 +4,9 @@ The tree::
 
     SparkDLError
       ConfigError            a setting is invalid or cannot be honoured (also a ValueError)
-      ModelError             a model cannot be sent to executors as it is (also a ValueError)
+      ModelError             a model cannot be used on executors, saved or loaded (also a ValueError)
       DataError              rows do not fit the model, or cannot be computed (also a ValueError)
-      CheckpointError        another run writes to the checkpoint folder
+      CheckpointError        another run uses the checkpoint folder
       RuleError              a rule failed on an update
       WireError              bytes are not a message of this protocol
       RefusedError           the endpoint refused a request; carries the HTTP status
@@ -53,7 +53,10 @@ class ConfigError(SparkDLError, ValueError):
 
 
 class ModelError(SparkDLError, ValueError):
-    """A model cannot be sent to executors as it is."""
+    """A model cannot be used on executors, saved or loaded.
+
+    For example, it is not compiled, cannot be sent, or uses a feature that workers do not support.
+    """
 
 
 class DataError(SparkDLError, ValueError):
@@ -70,7 +73,7 @@ class DataError(SparkDLError, ValueError):
 
 
 class CheckpointError(SparkDLError):
-    """Another run writes to the checkpoint folder, or has taken it over from this one."""
+    """Another run uses the checkpoint folder, or has taken it over from this run."""
 
 
 class RuleError(SparkDLError):

@@ -104,8 +104,9 @@ class SparkModel:
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
             the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``. The
             default for tasks with several GPUs is keras.distribution.DataParallel.
-        placement: "driver": the endpoint runs in this process; "worker": it runs in worker 0, for Spark
-            Connect if executors cannot reach this process (docs/how-to/connect.md).
+        placement: where the endpoint runs, the HTTP server that workers exchange updates with: "driver" (this
+            process), or "worker" (worker 0), for Spark Connect if executors cannot reach this process
+            (docs/how-to/connect.md).
         network: the address, the port and the encryption of the endpoint.
         fault_tolerance: when a worker is considered lost, and what happens then.
         stragglers: how long workers wait for slower ones.
@@ -121,7 +122,7 @@ class SparkModel:
         >>> history = SparkModel(model).fit(rdd, epochs=10, batch_size=64)  # doctest: +SKIP
     """
 
-    _original: keras.Model | None = None  # the model that this one is a copy of
+    _original: keras.Model | None = None  # the model that ``self.model`` is a copy of, if any
     # State that the last fit left; ``_settled`` may come from a later evaluate.
     _carried: tuple[int, bytes, CarriedState | None] | None = None
     _flags: trainability.Trainability | None = None
@@ -278,13 +279,16 @@ class SparkModel:
 
         Raises:
             ConfigError: an argument cannot be honoured, or another fit is training the model.
-            ModelError: the model cannot be sent to workers, or its copy there gives different results.
+            ModelError: the model cannot be sent to workers, or a copy that is rebuilt as on a worker gives
+                different results.
             DataError: rows do not fit the model; the message names the partition and the row.
             CheckpointError: another run uses the folder, or has taken it over.
             ClusterError: there are too few slots, an executor's environment does not match, or the job was
                 cancelled.
             WorkerError: training failed on an executor; the error has the worker's traceback.
             WorkerLostError: a worker died more often than ``fault_tolerance`` allows.
+            TransportError: a worker cannot reach the endpoint.
+            RuleError: the merge rule failed on an update.
             DivergedError: training diverged.
         """
         return self._fit(
@@ -392,7 +396,11 @@ class SparkModel:
 
         Raises:
             ConfigError: an argument cannot be honoured.
+            ModelError: the model cannot be sent to executors, or has stateful layers, which need arrays.
             DataError: rows do not fit the model.
+            ClusterError: an executor's environment does not match, or the job was cancelled.
+            WorkerError: evaluation failed on an executor; the error has the worker's traceback.
+            WorkerLostError: an executor or its Python process died.
         """
         counts = signature.count_parts(self.model)
         source = make_source(
@@ -445,11 +453,16 @@ class SparkModel:
         Returns:
             For arrays, the same as ``keras.Model.predict``. For an RDD, a lazy RDD of one prediction per row,
             in the same order and partitioning. For a DataFrame, the same DataFrame with one more column: a
-            float, an array of floats, or for several outputs a struct of these by output name.
+            float, an array of floats, or for several outputs a struct of these by output name. The rows of
+            an RDD or a DataFrame are computed later; errors on executors are then raised by Spark.
 
         Raises:
             ConfigError: an argument cannot be honoured.
+            ModelError: the model cannot be sent to executors, or has stateful layers, which need arrays.
             DataError: rows do not fit the model.
+            ClusterError: an executor's environment does not match, or the job was cancelled.
+            WorkerError: prediction failed on an executor; the error has the worker's traceback.
+            WorkerLostError: an executor or its Python process died.
         """
         count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):
@@ -585,7 +598,8 @@ def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[]
     """Require a model that workers can train with this rule and distribution.
 
     Raises:
-        ConfigError: the rule, the distribution or the backend does not support the model.
+        ConfigError: the Keras backend is not supported, the distribution does not suit the backend, or the
+            rule does not suit the model's optimizer.
         ModelError: the model is not a compiled Keras model, or uses features that workers do not support.
     """
     checks.require_compiled(model)

@@ -26,12 +26,14 @@ logger = logging.getLogger(__name__)
 EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # executors have all but __main__
 _pickling = threading.RLock()  # held while modules are registered for pickling by value
 # Reducers for objects that do not pickle well themselves. Each takes an object and a pickler, and returns
-# NotImplemented or the result of ``__reduce__``.
+# what ``__reduce__`` would return, or NotImplemented for an object that it does not handle.
 reducers: list[Callable[[object, ModuleType], object]] = []
 
 
 def pickled(code: object, pickler: ModuleType) -> bytes:
     """Return code as bytes; code that belongs to no installed package is pickled by value.
+
+    If that fails, the user's modules are pickled by name, with a warning.
 
     Args:
         code: the object to pickle.

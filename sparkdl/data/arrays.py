@@ -40,9 +40,9 @@ def as_rows(value: Any, name: str) -> AnyRows:
         name: its name in errors.
 
     Raises:
-        DataError: a column of a table does not hold numbers, a sparse array does not have two
-            dimensions, or only some values of an array are strings. The message names the array or
-            column.
+        DataError: a column of a table does not hold numbers (unless all columns hold strings), a sparse
+            array does not have two dimensions, only some values of an array are strings, or a string
+            cannot be encoded as UTF-8. The message names the array or column.
     """
     if isinstance(value, SparseRows):
         return value
@@ -79,8 +79,8 @@ def _of_strings(array: Array, name: str) -> AnyRows:
     """Return an array of strings as ``TextRows``; any other array as it is.
 
     Raises:
-        DataError: the first value that is not missing is a string, but another value is not. The
-            message names its row.
+        DataError: the first value that is not missing is a string, but another value is not, or a string
+            cannot be encoded as UTF-8.
     """
     if not _holds_strings(array):
         return array

@@ -1,7 +1,7 @@
 """Checks, while rows are written, for values that cannot be trained on: NaN, Inf and out-of-range labels.
 
 A loss that becomes NaN does not show where the NaN came from. So every row is checked once, before the first
-update. Faults are counted by column and kind, and the first row with each is recorded.
+update. Faults are counted by part, column and kind, and the first row with each is recorded.
 """
 
 from __future__ import annotations

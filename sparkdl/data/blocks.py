@@ -2,7 +2,7 @@
 
 Rows are decoded once. The rows of a Spark partition are divided into *blocks*: one array per column and a key
 per row. Blocks are large enough that a shuffle moves few records, and small enough that lists of Python row
-objects are short-lived. ``spill`` stores them on the worker.
+objects are short-lived. ``spill`` stores the blocks on the worker.
 
 A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So their
 order does not depend on the order in which a shuffle delivers them, and is the same if Spark recomputes a
@@ -66,7 +66,11 @@ def unit(keys: Keys) -> NDArray[np.float64]:
 
 
 def rows_per_block(columns: Sequence[Column], most: int = BLOCK_BYTES) -> int:
-    """Return the number of rows in a block of at most ``most`` bytes; at least 1."""
+    """Return the number of rows per block, 1 to 65,536.
+
+    A block of several rows has at most ``most`` bytes, and at most ``BLOCK_BYTES``. Sizes of sparse rows and
+    strings are estimates.
+    """
     row = max(1, sum(column.nbytes for column in columns))
     return max(1, min(1 << 16, min(most, BLOCK_BYTES) // row))
 
@@ -77,11 +81,13 @@ def blocks_of_rows(
     """Yield the rows of an RDD's partition as blocks.
 
     Args:
-        rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints.
+        rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints; if the schema has no labels, also
+            x or (x,).
         schema: the expected schema.
         partition: the index of the partition, for keys and messages.
         part: the part that the rows belong to.
-        place: the word before the index in messages: "partition", or "worker" if it has several partitions.
+        place: the word before the index in messages: "partition", or "worker" if a worker has several
+            partitions.
 
     Raises:
         DataError: a row does not match the schema; the message names the partition and the row.
@@ -164,7 +170,8 @@ def blocks_of_parts(
     """Yield a task's rows, given as arrays, as blocks.
 
     Args:
-        parts: (x, y) or (x, y, sample_weight): arrays, or structures of arrays, with some rows of the task.
+        parts: (x,), (x, y) or (x, y, sample_weight): arrays, or structures of arrays, with some rows of the
+            task.
         schema: the expected schema.
         partition: the index of the task, for keys and messages.
         part: the part that the rows belong to.
@@ -212,7 +219,8 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
     """Yield each worker's rows of the blocks: in random order with a seed, else round-robin by index.
 
     With a seed, training rows are dealt one to each worker in turn, and leftover rows at the end at random;
-    ``worker.rebalance`` makes the shares equal. An empty partition gives worker 0 an EMPTY block.
+    ``worker.rebalance`` makes the shares equal. All other rows are dealt at random. An empty partition gives
+    worker 0 an EMPTY block.
     """
     block = None
     turn: list[Block] = []  # rows of an incomplete turn
@@ -256,7 +264,7 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
     """Yield blocks with the sample weights of a schema; missing weights are added.
 
     Args:
-        blocks: blocks, some or all of them without weights.
+        blocks: blocks with or without weights.
         schema: the schema to match.
         classes: the weight of a training row by the class of its label; a missing class has weight 1.
     """

@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, DataError
 
 T = TypeVar("T")
 Values = Sequence[object]  # the user's values, one per row
-TEXT_BYTES = 256  # minimum estimate of a row's strings, since other rows may have longer ones than the first
+TEXT_BYTES = 256  # minimum estimate of a row's strings, in bytes: those of the first row may be short
 LISTS = (
     "The columns in a list may hold numbers, vectors and one-dimensional arrays, which are concatenated in "
     "order, or arrays of equal shape, which are stacked along the first or the last dimension of the "
@@ -79,7 +79,8 @@ class Column:
             first: the index of the first row in that source.
 
         Raises:
-            DataError: a value has a different shape, or does not fit the dtype. The message names the row.
+            DataError: a value has a different shape, or does not fit the dtype. The message names the row, or
+                only ``place`` if no row fits.
         """
         if self.texts:
             return self._of_texts(values, place, first)
@@ -131,7 +132,8 @@ class Column:
         """Return the result of ``take`` for each row.
 
         Raises:
-            DataError: ``take`` refused rows. The message names the first one and has their number.
+            DataError: ``take`` refused a row. The message names the first such row, and has the number of
+                refused rows.
         """
         try:
             return [take(value, place, first + index) for index, value in enumerate(values)]
@@ -286,7 +288,7 @@ def natural(parts: Sequence[Array]) -> Array:
 
 
 def is_sparse(value: object) -> bool:
-    """Return True if a value is a sparse vector of Spark's."""
+    """Return True if a value is a sparse vector of Spark."""
     return hasattr(value, "toArray") and hasattr(value, "indices")
 
 

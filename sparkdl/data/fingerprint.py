@@ -5,7 +5,7 @@ A row's key, which determines its order, depends on the place it came from and n
 each row has a *digest* of its bytes; NaN and -0.0 are not normalized. A worker computes two sums modulo
 2 ** 64: of the digests mixed with their keys (``ordered``), and of the digests alone (``free``). The sums do
 not depend on the division into blocks, nor on the order in which a shuffle delivers rows. The sum of ``free``
-over a worker group does not depend on the worker that holds a row.
+over a worker group does not depend on which worker has which rows.
 
 A row is a sequence of words. A dense column gives its bytes as 64-bit words, or as smaller words if
 its bytes per row are not a multiple of 8. A column of strings or of sparse rows gives one word per

@@ -1,8 +1,8 @@
 """The schema of all rows, and the conversion of rows to the batches that Keras takes.
 
-The first row determines the schema, on the driver. A ``Sample`` is that row as flat values. Its ``Schema``
-has a ``Column`` for each value, and the structure that the columns form as x, y and sample weights. All
-other rows are checked against the schema wherever they are read.
+The first row determines the schema, on the driver. A ``Sample`` has the flat values of that row, or the
+arrays of all rows. A ``Schema`` has a ``Column`` for each value, and the structure that the columns form as
+x, y and sample weights. All other rows are checked against the schema wherever they are read.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Sample(NamedTuple):
         values: the values.
         sparse: for each value, the size of a row as in ``Column.sparse``: the number of stored
             entries if a value of x is stored in sparse form, the bytes of a row if it holds
-            strings, else 0.
-        parts: number of DataFrame columns that are joined in each value; empty: 1 each.
+            strings, else 0. Empty: 0 each.
+        parts: number of DataFrame columns that are joined in each value. Empty: 1 each.
     """
 
     form: tuple[Template, ...]
@@ -154,7 +154,7 @@ class Sample(NamedTuple):
         """Return the sample with each array's first row, and the mean row size of sparse and text arrays.
 
         Raises:
-            DataError: labels or weights are sparse. The message names the first.
+            DataError: labels or weights are sparse. The message names the first such array.
         """
         sparse = [array.row if isinstance(array, SparseRows) else 0 for array in arrays]
         x = set(leaves(self.form[:1]))

@@ -6,7 +6,7 @@ creating Python objects, and the system's page cache holds as many as memory all
 
 Up to ``MEMORY`` bytes of rows are shuffled as a whole. If there are more, the rows are first moved into
 *buckets*, each a random selection by key (without a seed, a range of keys). As many buckets as fit into
-``MEMORY`` are then shuffled at a time, see ``batch_plan.Order``. So a pass reads from few places on the disk
+``MEMORY`` are then shuffled at a time (see ``batch_plan.Order``). So a pass reads from few places on the disk
 at a time, for any number of rows, and the next buckets are read ahead during training on the current ones.
 The keys and the order of rows in buckets are in mapped files too.
 """
@@ -84,7 +84,7 @@ class Rows:
                 rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
-        """Return True if there are several rows, and all have the same label, a whole number."""
+        """Return True if there are several rows, and all have the same integer or boolean label."""
         if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
         labels = self.columns[self.schema.template[1]]
@@ -124,7 +124,7 @@ class SpillFile:
 
     Attributes:
         empty: number of source partitions that were reported as empty.
-        fingerprint: the fingerprint of all rows, of every part.
+        fingerprint: the fingerprint of the rows of every part, except those added with ``counted=False``.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SpillFile:
     def remove(self, part: int, count: int) -> Block:
         """Remove and return the ``count`` rows with the largest keys of a part; no rows may be added later.
 
-        The fingerprint still includes them.
+        The fingerprint still includes the removed rows.
         """
         return self._pile(part).remove(part, count)
 

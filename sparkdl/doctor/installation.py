@@ -85,7 +85,7 @@ def version_of(name: str) -> str | None:
     except metadata.PackageNotFoundError:
         if name != "pyspark" or importlib.util.find_spec(name) is None:
             return None
-        return str(importlib.import_module(name).__version__)  # the copy of Spark, which pip does not know
+        return str(importlib.import_module(name).__version__)  # Spark's own copy, which pip does not know
 
 
 def _is_met(requirement: Requirement) -> bool:
@@ -100,7 +100,7 @@ def _install(extra: str) -> str:
 def name() -> Finding:
     """Check that no other distribution installs a package named sparkdl.
 
-    If both are in the same folder, the import of ``sparkdl`` has already failed.
+    If it used the same folder, the import of ``sparkdl`` would already have failed.
     """
     package = Path(sparkdl.__file__).parent
     others = sorted(set(metadata.packages_distributions().get("sparkdl", ())) - {DISTRIBUTION})

@@ -1,7 +1,7 @@
-"""The report of the checks: one line each, written only to the terminal.
+"""The report of the checks: one line each, on the standard output that the doctor was started with.
 
-This file and ``installation`` import nothing but the standard library when they are loaded, so that the
-doctor also runs where a package is missing.
+This file and ``installation`` need only the standard library when they are imported, so that the doctor also
+runs where a package is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Finding:
     """The result of a check.
 
     Attributes:
-        mark: whether the check passed.
+        mark: the outcome.
         text: the finding, in one line; if the check did not pass, it ends with the remedy.
     """
 
@@ -51,11 +51,13 @@ class Report:
         self.warned: list[str] = []
 
     def check(self, name: str, function: Callable[[], Finding]) -> bool:
-        """Run a check and write its line, whose name is shown first; return False if the check failed.
+        """Run a check and write its line; return False if the check failed.
+
+        The name is written before the check runs.
 
         Args:
             name: one word.
-            function: the check. An exception is a failed check.
+            function: the check. An exception counts as a failure.
         """
         self.checked.append(name)
         self._write(f"{name:<{NAME}}")
@@ -92,7 +94,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[tuple[TextIO, Path]]:
-    """Send the output of this process, and of those that it starts, to a file in a ``with`` block.
+    """Redirect the output of this process and its child processes to a file in a ``with`` block.
 
     The JVM and TensorFlow write to file descriptors, not to ``sys.stderr``.
 

@@ -165,7 +165,9 @@ def _call(name: str, arguments: object, left_out: set[str] = LEFT_OUT) -> str:
 
 
 def outputs(model: keras.Model, schema: Schema) -> list[Array]:
-    """Return the model's outputs for a fixed row at fixed weights; empty if they cannot be computed.
+    """Return the model's outputs for a fixed row at fixed weights.
+
+    The result is empty if the outputs cannot be computed, or are not finite.
 
     The model's own variables do not change.
     """

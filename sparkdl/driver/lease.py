@@ -2,16 +2,17 @@
 
 Two drivers in one folder would delete and overwrite each other's checkpoints, for example if a scheduler
 restarts a driver that it wrongly considers dead. The drivers share only the folder, so the lease is made of
-files. Each is created atomically, unless a file of that name exists:
+files:
 
     lease             the record of the first run
     lease-ID.next     the record of the run that took over from the run ID
     lease-ID.beat     the heartbeat of the run ID, which rewrites it every few seconds
 
-The owner is the last run of the chain that begins with ``lease``. A run takes over by creating the ``.next``
-file of the run that it found silent. So only one of several runs wins, and none takes over from a run that
-it has not watched. The owner ends the chain by removing ``lease``. Each attempt has its own id, so that files
-of an earlier chain are never mistaken for files of the present chain.
+A record is created only if there is no file of that name. The owner is the last run of the chain that begins
+with ``lease``. A run takes over by creating the ``.next`` file of an owner that has ended or is silent. So
+only one of several runs wins, and no run takes over from an owner that it has not checked. The owner ends the
+chain by removing ``lease``. Each attempt has its own id, so that files of an earlier chain are never mistaken
+for files of the present chain.
 
 The waiting run measures silence by its own clock. Times of two machines are never compared.
 """
@@ -37,10 +38,10 @@ from sparkdl.spark.folders import Folder, open_folder
 logger = logging.getLogger(__name__)
 NAME = "lease"
 BEAT_SECONDS = 3.0  # between two heartbeats
-SILENCE_SECONDS = 20.0  # without a heartbeat, after which another run takes over
+SILENCE_SECONDS = 20.0  # without a heartbeat, after which another run may take over
 POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
 LOOKS = 20  # attempts to read a folder while another run removes its files
-JOIN_SECONDS = 10.0  # wait for the last heartbeat to end, on a file system that may hang
+JOIN_SECONDS = 10.0  # the longest wait for the last heartbeat to end, on a file system that may hang
 ID = re.compile("[0-9a-f]{32}")  # a part of file names
 MOST_PROCESSES = 1 << 31  # process ids are below this; os.kill accepts no larger ones
 _held: set[str] = set()  # the ids of this process's leases
@@ -167,11 +168,11 @@ class Lease:
         """Become the owner of the folder.
 
         This takes a moment if the folder is free, or if the owner ran on this machine and its process has
-        ended; otherwise up to ``SILENCE_SECONDS``.
+        ended; otherwise usually up to ``SILENCE_SECONDS``, or longer if the folder cannot always be read.
 
         Raises:
             CheckpointError: another run owns the folder.
-            ConfigError: the folder cannot be read or written.
+            ConfigError: the folder cannot be read or written, or one of its records is damaged.
         """
         try:
             while not self._try():
@@ -244,11 +245,12 @@ class Lease:
             raise _no_lease(name) from error
 
     def _require_stale(self, owner: Owner) -> None:
-        """Watch another run, and return once it has ended or was silent for ``SILENCE_SECONDS``.
+        """Wait until another run has ended, is not the owner or was silent for ``SILENCE_SECONDS``.
 
         Raises:
             CheckpointError: the run is alive.
-            OSError: its heartbeat cannot be read.
+            OSError: the folder cannot be read.
+            ValueError: a file in the folder is not a record.
         """
         if owner.id in _held and owner.process == os.getpid():
             raise CheckpointError(self._refusal(owner, "another fit of this process"))
@@ -261,7 +263,7 @@ class Lease:
             if not seen:
                 logger.info("Waiting up to %.0f s for a heartbeat of %s.", SILENCE_SECONDS, owner)
             now = self._clock()
-            # While this process was stopped, its clock went on, but it did not watch.
+            # If this process was suspended, its clock kept running, but it did not watch.
             passed, before = min(now - before, 2 * POLL_SECONDS), now
             try:
                 stamp = self.folder.stamp(name)
@@ -316,8 +318,9 @@ class Lease:
         """Read the folder, and raise if this run does not own it.
 
         Raises:
-            CheckpointError: this run does not own the folder.
+            CheckpointError: this run does not own the folder, or this process is a fork of its driver.
             OSError: the folder cannot be read.
+            ValueError: a file is not the record of a run.
         """
         self.require()
         if os.getpid() != self.me.process:

@@ -31,7 +31,7 @@ def inference_stages(
     builder: Callable[[], Model] | None = None,
     streams: bool = False,
 ) -> StageFactory:
-    """Return the factory of the Spark stages for one ``predict`` or ``evaluate`` call.
+    """Return the factory of the Spark stages that predict or evaluate with a model.
 
     Args:
         cluster: the Spark application.
@@ -41,6 +41,10 @@ def inference_stages(
         custom_objects: the custom objects that the user named.
         builder: the function that built the model, if there is one.
         streams: whether the rows come from a stream.
+
+    Raises:
+        ConfigError: ``batch_size`` is not a whole number above 0.
+        ModelError: the model cannot be restored on executors.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
     size = signature.fixed_batch_size(model) or size
@@ -64,16 +68,16 @@ def column_function(
     session: Any = None,
     **code: Any,
 ) -> Any:
-    """Return the function of Spark SQL that predicts from columns.
+    """Return a function of Spark SQL that predicts from columns.
 
     Args:
         model: the model, whose present weights are used.
         schema: the columns of every row.
         batch_size: rows per forward pass; None is 32.
         head: the kind of output.
-        predicted: the model's predictions for some row; if None, they are computed.
+        predicted: the model's predictions for one or more rows; None: they are computed for a row of zeros.
         decode: functions that convert values of some columns to arrays, by column index.
-        session: the session of the columns; None: the active session.
+        session: the Spark session of the columns; None: the active session.
         code: ``custom_objects``, ``builder`` and ``streams``, as ``inference_stages`` takes them.
     """
     refuse_stateful(model)
@@ -107,8 +111,10 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
 
     Raises:
         ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
+            Or a list of columns does not form rows of the shape that the model takes.
         DataError: the features do not match the inputs of the model.
-        ModelError: the model does not define its inputs, and the DataFrame is a stream or has no rows.
+        ModelError: the model does not define its inputs, and the DataFrame is a stream or has no rows. Or the
+            model takes strings, and the backend does not support them.
     """
     known = signature.known_features(model, source.sample)
     if known is not None:
@@ -139,8 +145,9 @@ def predict_udf(
 
     The function takes the model's inputs, in order: columns of numbers, arrays (nested or flat), vectors or
     strings. If the model has one input, several columns are combined into one array. The function returns a
-    float, or an array of floats nested as deeply as the output. For several outputs, it returns a struct of
-    these by output name. It uses the model's present weights. The model need not be compiled.
+    float, or an array of floats nested as deeply as the output. For a model with several outputs,
+    it returns a struct with one such field per output, named after the output. It predicts with the weights
+    that the model has when ``predict_udf`` is called. The model need not be compiled.
 
     Args:
         model: a keras.Model whose inputs have known shapes.
@@ -149,8 +156,13 @@ def predict_udf(
             configuration are found automatically.
 
     Raises:
-        ModelError: the shapes of the inputs are not known, the model has stateful layers, or it cannot be
+        ConfigError: ``batch_size`` is not a whole number above 0.
+        DataError: the model fails on a row of zeros.
+        ModelError: ``model`` is not a Keras model, the shapes of its inputs are not known, it has stateful
+            layers, it returns strings, it takes strings that the backend does not support, or it cannot be
             restored on executors.
+        PreflightError: on a local master, the Python version or the packages of the workers differ from
+            the driver's.
 
     Example:
         >>> spark.udf.register("score", predict_udf(model))  # doctest: +SKIP

@@ -111,7 +111,8 @@ class FitArguments:
         """Return the source of the rows of ``validation_data``; None without ``validation_data``.
 
         Raises:
-            ConfigError: the rows are of a kind that cannot be evaluated. The message names the alternatives.
+            ConfigError: the rows are of a kind that cannot be evaluated, or ``validation_data`` is a tuple or
+                list of the wrong length. The message names the alternatives.
             DataError: the arrays have different lengths.
         """
         data = self.validation_data
@@ -162,7 +163,10 @@ class UserModel:
     carried: tuple[int, bytes, CarriedState | None] | None = None
 
     def trainability(self) -> trainability.Trainability:
-        """Return the model's ``trainable`` flags; on TensorFlow, the last fit's until ``compile``."""
+        """Return the model's ``trainable`` flags.
+
+        On TensorFlow, the flags of the last fit apply until the model is compiled again.
+        """
         return trainability.Trainability(self.model) if self.flags is None else self.flags.still()
 
     def carried_state(self, num_workers: int) -> CarriedState | None:
@@ -182,10 +186,10 @@ class UserModel:
 
 
 def _require_traceable(fit: FitConfig, config: TrainConfig) -> None:
-    """Require an endpoint on the driver for a trace.
+    """Require that the endpoint is on the driver if the fit is profiled.
 
     Raises:
-        ConfigError: the endpoint is in worker 0.
+        ConfigError: the fit is profiled, and the endpoint is in worker 0.
     """
     if fit.profile is not None and config.placement is Placement.WORKER:
         raise ConfigError(
@@ -207,8 +211,9 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
 
     Raises:
         ConfigError: an argument cannot be honoured.
+        ModelError: the model cannot be trained on workers.
         DataError: rows do not fit the model.
-        CheckpointError: another run uses the folder.
+        CheckpointError: another run uses the checkpoint folder.
         ClusterError: there are too few slots.
     """
     config, model = user.config, user.model
@@ -303,7 +308,8 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
         CheckpointError: another run uses the folder.
         ConfigError: the folder cannot be read or written.
     """
-    if checkpoint is None or config.placement is Placement.WORKER:  # refused later, by checkpoint_policy
+    # If the endpoint is in worker 0, checkpoint_policy refuses the checkpoints later.
+    if checkpoint is None or config.placement is Placement.WORKER:
         return None
     lease = lease_of(checkpoint.uri, spark_internals.active_context())
     stack.callback(lease.release)
@@ -339,10 +345,12 @@ def _settle_steps(
 def _num_workers(user: UserModel, cluster: SparkApplication, most: int, fixed: int | None) -> tuple[int, str]:
     """Return the number of workers, and the reason for it.
 
-    If workers divide each batch, their number is at most ``most``.
+    If the workers divide each batch, and the user did not set their number, it is at most ``most``.
 
     Raises:
-        ConfigError: several were requested, and every batch of the model must have ``fixed`` rows.
+        ConfigError: several workers were requested, and every batch of the model must have ``fixed`` rows.
+        ClusterError: there are fewer slots than workers.
+        ModelError: a layer needs the statistics of whole batches, which the workers divide.
     """
     config = user.config
     if fixed is not None and (config.num_workers or 1) > 1:
@@ -369,7 +377,7 @@ class _Rows(NamedTuple):
         first: the first training row.
         settled: the first row of the validation rows if there are any, else of the training rows.
         divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
-        classes: the classes of each label column, by column index.
+        classes: the classes that sparse categorical cross-entropies accept, by the index of the label column.
     """
 
     schema: Schema

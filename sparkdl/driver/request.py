@@ -39,12 +39,12 @@ class Request:
         history: the History that gets the results.
         settled: the first validation row if there are validation rows, else the first training row.
         metrics: the model's metrics.
-        flags: the ``trainable`` flags that the model is trained with, to detect changes by callbacks.
+        flags: the ``trainable`` flags that the model is trained with.
         carried: the final state of the previous fit's workers and merge rule, if this fit continues from it.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
         spare_slot: whether a task slot is free for the driver's requests to an endpoint in worker 0.
         divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
-        classes: the classes of each label column, by column index.
+        classes: the classes that sparse categorical cross-entropies accept, by the index of the label column.
         fixed_batch_size: the number of rows that every batch must have; None: any number.
         check: a function that raises an error if a restored copy of the model gives different results.
         lease: the lease of the checkpoint folder, if there is one.

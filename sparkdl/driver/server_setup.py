@@ -29,12 +29,12 @@ from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication
 from sparkdl.transport import tls
 
-SILENCE = 3.0  # seconds without a message after which an attempt may be replaced by a newer one
+SILENCE = 3.0  # seconds without a message after which a newer attempt may replace an older one
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup:
-    """The settings from which a run's coordinator, or the client's view of a remote one, is made.
+    """The settings for making a run's coordinator, or the driver's view of a coordinator in worker 0.
 
     Attributes:
         request: the request of the fit.
@@ -57,10 +57,10 @@ class ServerSetup:
     factor: Callable[[float], float] | None
 
     def store(self, carried: CarriedState | None) -> Store:
-        """Return the run's coordinator, or the client's view of the coordinator in worker 0.
+        """Return the run's coordinator, or the driver's view of the coordinator in worker 0.
 
         Args:
-            carried: the final state of workers and rule of the previous fit. It is not used if the
+            carried: the final state of the previous fit's workers and merge rule. It is not used if the
                 coordinator is in worker 0.
         """
         config, cluster, model = self.request.config, self.request.cluster, self.request.model

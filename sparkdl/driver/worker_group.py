@@ -27,9 +27,9 @@ from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-LOOK_SECONDS = 0.5  # between two looks at the tasks of workers that are missing
+LOOK_SECONDS = 0.5  # between two checks of the tasks of missing workers
 FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
-ABSENT_SECONDS = 3.0  # the same if a worker is lost, whose task may never end
+ABSENT_SECONDS = 3.0  # the same if a worker is lost, because its task may never end
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def serving(
         cluster: the Spark application.
         network: the settings of the endpoint.
         traffic: the counts of requests to the endpoint.
-        page: the live page of the run.
+        page: the live page of the run, if there is one.
     """
     token = secrets.token_urlsafe(32)
     listen, host = cluster.addresses(network.bind_address, network.advertised_host)
@@ -76,7 +76,7 @@ class WorkerGroup:
 
     Attributes:
         cluster: the Spark application.
-        store: the run's coordinator, or the client's view of one in worker 0.
+        store: the run's coordinator, or the driver's view of the coordinator in worker 0.
         submit: the function that submits the job of a generation, as a barrier stage or not.
         barrier: whether the job is a barrier stage.
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
@@ -211,7 +211,10 @@ class WorkerGroup:
         self._say_why(now, f"{len(missing)} of {total} workers")
 
     def _say_why(self, now: float, missing: str) -> None:
-        """Find out every LOOK_SECONDS why workers are missing; log new reasons, NOTICE_SECONDS apart."""
+        """Find out why workers are missing, and log a new reason.
+
+        The reason is looked up at most every LOOK_SECONDS, and logged at most every NOTICE_SECONDS.
+        """
         if now - self.looked < LOOK_SECONDS or self.job is None:
             return
         self.looked, wait = now, self.job.waits_for()

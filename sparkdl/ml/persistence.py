@@ -57,8 +57,9 @@ class KerasWriter(MLWriter):
         """Write the stage to a new path.
 
         Raises:
-            ModelError: its model is a function, which cannot be saved.
-            ConfigError: its rule is the user's own, or Spark Connect cannot write to the path.
+            ModelError: the stage's model is a function, which cannot be saved.
+            ConfigError: the merge rule or its optimizer is not one of sparkdl's, so it cannot be saved. Or
+                Spark Connect cannot write to the path.
         """
         stage, cluster = self.stage, application_of(self.sparkSession)
         if cluster.remote and not path.startswith("/"):

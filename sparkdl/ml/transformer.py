@@ -74,8 +74,9 @@ class KerasTransformer(ModelParams, Predicts, Transformer):
     """A trained Keras model as a stage of a pipeline.
 
     Args:
-        params: its Params, by keyword; ``model`` is the keras.Model, which need not be compiled. For a model
-            that is not compiled, ``task="classification"`` declares its output to be class probabilities.
+        params: the Params of the stage, by keyword; ``model`` is the keras.Model, which need not be compiled.
+            For a model that is not compiled, ``task="classification"`` declares its output to be class
+            probabilities.
 
     Example:
         >>> KerasTransformer(model=model, featuresCol="pixels").transform(frame)  # doctest: +SKIP

@@ -54,7 +54,7 @@ def require_backend_of_strings(model: keras.Model, columns: Sequence[Column] = (
         columns: the columns of the rows, if known.
 
     Raises:
-        ModelError: the backend is not TensorFlow. The message names the input.
+        ModelError: there are strings, and the backend is not TensorFlow. The message names the input.
     """
     texts = [tensor.name for tensor in getattr(model, "inputs", None) or () if dtype_of(tensor) == TEXT]
     texts += [column.name for column in columns if column.texts]

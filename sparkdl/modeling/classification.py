@@ -17,7 +17,8 @@ class OutputKind(NamedTuple):
     Attributes:
         classifies: whether the output predicts classes; otherwise it is returned unchanged.
         logits: whether the output is logits, from which softmax or a sigmoid makes probabilities.
-        thresholds: a number for each class; before a class is chosen, its probability is divided by it.
+        thresholds: a threshold for each class. The class whose probability divided by its threshold is
+            largest is predicted. None: the likeliest class is predicted.
     """
 
     classifies: bool = False

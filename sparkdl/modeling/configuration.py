@@ -57,7 +57,7 @@ def serialize(model: keras.Model) -> tuple[str, Objects]:
 
 
 def _custom_objects(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yield the name and object of each class and function of a live model that is not part of Keras."""
+    """Yield the name and the object of each class or function outside Keras that a live model uses."""
     for index, thing in enumerate(_made_of([model, keras_internals.compile_arguments(model)], set())):
         if thing.__module__.split(".")[0] in ("keras", "builtins"):
             continue

@@ -117,7 +117,7 @@ def take_step(model: keras.Model, step: str, data: Any) -> Any:
 
 
 def train_once(model: keras.Model, data: Any) -> None:
-    """Train a model on some rows with one eager "train_step". Its optimizer has to be built."""
+    """Train a model on some rows with one eager "train_step". The model's optimizer must be built."""
     for variable, value in _step(model, "train_step", data)[1]:
         variable.assign(value)
 

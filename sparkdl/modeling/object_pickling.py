@@ -27,7 +27,7 @@ class ByValue:
 
     Args:
         live: the object, or its bytes.
-        load: makes an object from bytes, if ``live`` is bytes.
+        load: the function that makes the object from its bytes; None if ``live`` is the object.
     """
 
     def __init__(self, live: Any, load: Callable[[bytes], Any] | None = None) -> None:
@@ -73,7 +73,9 @@ def _shared_part(index: int) -> Any:
 
 
 def reduced(thing: Any, pickler: Any) -> Any:
-    """Return the reduce value of a Keras object, with its attributes; NotImplemented for other objects.
+    """Return the reduce value of a Keras variable, optimizer, metric or loss, with its attributes.
+
+    A ``ByValue`` has one too. NotImplemented is returned for other objects, such as layers and models.
 
     Keras's own reduce value holds only the configuration and the values of variables.
 
@@ -131,7 +133,7 @@ def _optimizer(kind: type[Any], rate: Any, name: str) -> Any:
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return the settings of an optimizer: attributes without variables that ``build`` does not make."""
+    """Return the attributes of an optimizer that hold no variables and that ``build`` does not make."""
     return {
         name: value
         for name, value in keras_internals.optimizer_settings(optimizer).items()

@@ -59,7 +59,7 @@ class ModelSpec:
             ``compile`` makes the optimizer scale the loss.
         epsilon: Keras's epsilon on the driver, which losses and metrics read when they compute.
         data_format: Keras's default image format on the driver: channels first or last.
-        moved: the indices among the model's weights of those that its optimizer was built for.
+        moved: the indices in ``model.weights`` of the variables that the optimizer updates.
         key: a digest. Two specs have the same key only if one restored model can serve both, after its values
             are replaced.
         trains: whether the model will be trained. If not, it may be uncompiled, and ``optimizer`` is empty.
@@ -99,7 +99,7 @@ def freeze(
         check: called with the model that is restored here as on executors.
 
     Raises:
-        ModelError: the model cannot be restored from the values; the message says why.
+        ModelError: the model cannot be serialized, or cannot be restored; the message says why.
     """
     if trains:
         require_known(model)
@@ -131,7 +131,7 @@ def freeze(
     spec = replace(spec, key=_key(spec, objects, builder, model))
     freed = sum(array.nbytes for array in spec.weights)
     if freed > LARGE:
-        gc.collect()  # a model refers to itself, so the restored one would stay
+        gc.collect()  # a model refers to itself, so the restored one would stay in memory
         trim(freed)
     return spec, objects
 
@@ -187,7 +187,7 @@ def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) ->
 
     config = spec.config
     for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
-        # Keras numbers its default names.
+        # Keras numbers the default names of optimizers, so they differ between equal models.
         config = config and config.replace(json.dumps(optimizer.name), "null")
     code = pickled((sorted(objects.items()), builder), cloudpickle)
     layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
@@ -206,7 +206,7 @@ def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) 
 
 @alone()
 def thaw(spec: ModelSpec, objects: Objects, builder: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """Return the compiled model of a spec, with its values set.
+    """Return the model of a spec, with its values set.
 
     Raises:
         ModelError: the model cannot be restored, for example because a custom object is missing.
@@ -292,7 +292,7 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
     """Return an independent copy of a compiled model, with its weights and its optimizer's state.
 
     Raises:
-        ModelError: the model cannot be restored from its configuration.
+        ModelError: the model cannot be serialized, or cannot be restored.
     """
     if model.built:
         return thaw(*freeze(model, custom_objects=custom_objects))

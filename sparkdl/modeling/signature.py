@@ -59,7 +59,7 @@ def needs_labels(model: keras.Model, step: str = "train_step") -> bool:
 
 
 def computes_loss(model: keras.Model) -> bool:
-    """Return True if ``compute_loss`` trains the model; a custom ``train_step`` may do without it."""
+    """Return True if the model can compute a loss: it has one, or its ``train_step`` is Keras's own."""
     return model.loss is not None or type(model).train_step is keras.Model.train_step
 
 
@@ -138,6 +138,7 @@ def known_features(model: keras.Model, sample: Sample | None = None) -> Schema |
 
     Raises:
         DataError: the structure does not match the inputs of the model.
+        ModelError: the model takes strings, and the backend does not support them.
     """
     require_backend_of_strings(model)
     inputs = getattr(model, "inputs", None)
@@ -168,6 +169,7 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
     Raises:
         ConfigError: a list of columns does not form rows of the shape that the model takes.
         DataError: the features do not match the inputs of the model.
+        ModelError: the model or the rows have strings, and the backend does not support them.
     """
     require_backend_of_strings(model, schema.columns)
     columns = [_flat(column) for column in schema.columns]
@@ -180,7 +182,7 @@ def fit_features(model: keras.Model, schema: Schema, *, reshape: bool = False) -
 
 
 def _flat(column: Column) -> Column:
-    """Return a column; a list of flat columns becomes one flat column."""
+    """Return the column; if it is made of several flat columns, join them into one dimension."""
     if column.parts == 1 or len(column.shape) > 2:
         return column
     return replace(column, shape=(prod(column.shape),))

@@ -1,9 +1,9 @@
 """Stand-ins, in a model's configuration, for objects that their own configuration cannot restore.
 
-``keras.Model.fit`` never uses the configuration of an object. So a program works even if a ``get_config``
-leaves out an argument or is missing. Workers, however, make the model from its configuration. Such an object
-is therefore sent with the configuration: a layer or model as a call of its constructor, any other
-object pickled.
+``keras.Model.fit`` never uses the configuration of an object. So plain Keras trains a model even if a
+``get_config`` leaves out an argument or is missing. Workers, however, make the model from its configuration.
+Such an object is therefore sent with the configuration: a layer or model as a call of its constructor, any
+other object pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkdl.modeling import keras_internals
 from sparkdl.modeling.object_pickling import ByValue
 from sparkdl.process import interrupts
 
-STAND_IN = "sparkdl_value_"  # prefix of the names of custom objects that are sent by value
+STAND_IN = "sparkdl_value_"  # prefix of the names of objects that have a stand-in
 OF_MODELS = ("build_config", "compile_config")  # entries that Keras adds for a model
 
 
@@ -59,18 +59,18 @@ def _constructed(layer: Any) -> Constructed | None:
         return None
     signature = inspect.signature(kind.__init__)
     if isinstance(layer, keras.Model) and len(signature.parameters) > 1:
-        return None  # Keras does not record the constructor's arguments of a model
+        return None  # Keras does not record the arguments of a model's constructor
     try:
         signature.bind(layer, **layer.get_config())
     except TypeError:
         return Constructed(kind, arguments, layer.name)
-    except NotImplementedError:  # its message says what get_config lacks
+    except NotImplementedError:  # Keras raises it again; its message says what get_config lacks
         pass
     return None
 
 
 def stand_in(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class, by name, from which Keras makes the custom objects that are sent by value."""
+    """Return the class, by name, through which Keras makes the objects that have a stand-in."""
 
     class StandIn:
         @classmethod
@@ -150,7 +150,7 @@ def _goes_by_value(thing: Any) -> bool:
         config = thing.get_config()
         if own:
             kind.from_config(config)
-        if _has_arrays(config):  # Keras makes dicts of them, which some classes cannot read, even its AUC
+        if _has_arrays(config):  # Keras serializes arrays as dicts, which some classes, even AUC, cannot read
             kind.from_config(keras.saving.serialize_keras_object(config))
     except Exception:  # noqa: BLE001 - a constructor may raise anything if it lacks arguments
         return True

@@ -27,7 +27,7 @@ class Trainability:
         model: the model.
 
     Attributes:
-        traced: whether Keras ignores the flags until the model is compiled again.
+        traced: whether Keras ignores changes of the flags until the model is compiled again.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -83,8 +83,8 @@ class Trainability:
         """Raise an error if a callback made a change that plain Keras would follow.
 
         Raises:
-            ModelError: a callback compiled the model, or changed a flag. In the second case the message names
-            the layer or variable.
+            ModelError: a callback compiled the model, or changed a flag. In the latter case, the message
+                names the layer or variable.
         """
         if keras_internals.compiled_part(self.model, "loss") is not self.compiled:
             raise ModelError(
@@ -100,7 +100,7 @@ class Trainability:
 
 
 def require_known(model: keras.Model) -> None:
-    """Raise an error unless the optimizer has all trainable variables, as Keras does at the first step.
+    """Raise an error if the optimizer does not fit the trainable variables, as Keras does at the first step.
 
     Raises:
         ModelError: the optimizer was built for other variables.

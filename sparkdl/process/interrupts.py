@@ -107,7 +107,7 @@ class _Guard:
                 raise self.recorded
 
     def _raised_by(self, number: int, frame: FrameType | None) -> BaseException | None:
-        """Return the exception that the previous handler raises."""
+        """Return the exception that the previous handler raises; None if it raises nothing."""
         if self.handler is signal.default_int_handler or self._is_of_spark:
             return KeyboardInterrupt()
         try:
@@ -136,8 +136,8 @@ class _Guard:
     def _quieten_py4j(self) -> None:
         """Suppress the tracebacks that py4j logs.
 
-        py4j logs one of them with ``logging.exception``, which adds a handler to a root logger
-        without any. So the root logger gets a temporary handler.
+        py4j logs one of them with ``logging.exception``, which adds a handler to the root logger if that has
+        no handler. So the root logger gets a temporary one.
         """
         root = logging.getLogger()
         if not root.handlers and logging.lastResort is not None:
@@ -199,7 +199,8 @@ class _Guard:
 def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function and return its result; raise an interrupt once, after the cleanup.
 
-    Nested calls, and calls in threads other than the main one, are plain calls.
+    Nested calls, and calls in threads other than the main one, are plain calls. So are all calls while SIGINT
+    has no Python handler, and on Windows.
     """
     global _guard
     handler = signal.getsignal(signal.SIGINT)
@@ -242,7 +243,7 @@ def reinstall() -> None:
 
 
 def limited(seconds: float, *, reserve: float = 0.0) -> float:
-    """Return the seconds that a cleanup may wait; an interrupt shortens them.
+    """Return the number of seconds that a cleanup may wait; an interrupt reduces it.
 
     Args:
         seconds: the time without an interrupt.

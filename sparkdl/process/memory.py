@@ -14,7 +14,7 @@ from pathlib import Path
 SHORT = "Memory ran out"  # the beginning of the reason
 SETTING = "spark.executor.pyspark.memory"
 OVERHEAD = "spark.executor.memoryOverhead"
-OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # Spark 3.5 to 4.3 sets it if it limits the Python process
+OF_SPARK = "PYSPARK_EXECUTOR_MEMORY_MB"  # set by Spark 3.5 to 4.3 if Spark limits the Python process
 REPORTED = re.compile(  # messages of Python, NumPy, the dynamic linker, C++, TensorFlow, JAX, torch and Arrow
     r"\bMemoryError\b|ArrowMemoryError|[Cc]annot allocate memory|can't allocate memory|Unable to allocate|"
     r"failed to map segment from shared object|bad_alloc|ResourceExhausted|RESOURCE_EXHAUSTED|"
@@ -72,7 +72,7 @@ def advice(reason: str) -> str | None:
 
 
 def _is_shortage(error: BaseException, reason: str) -> bool:
-    """Return True if an error or its cause is a failed allocation."""
+    """Return True if an error, one of its causes, or the reason reports a failed allocation."""
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:
@@ -128,7 +128,7 @@ def _address_limit() -> int | None:
 
 
 def _cgroup_limit() -> int | None:
-    """Return the limit of this process's control group in bytes; None if there is none."""
+    """Return the memory limit of this process's control group in bytes; None if no limit is found."""
     with suppress(OSError, ValueError, IndexError):
         path = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
         for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):
@@ -139,7 +139,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _of_status(name: str) -> int:
-    """Return the value of a line in /proc/self/status, in bytes; 0 if there is none."""
+    """Return the value of a line in /proc/self/status, in bytes; 0 if there is no such line."""
     with suppress(OSError):
         found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(found[1]) << 10 if found else 0

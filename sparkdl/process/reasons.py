@@ -83,11 +83,11 @@ def first_reason(text: str) -> str:
 
 
 def own_lines(text: str, *, others: bool = True) -> list[str]:
-    """Return the last frames of a traceback outside of libraries, a line each.
+    """Return the frames outside of libraries of the last traceback that has any, one line each.
 
     Args:
         text: tracebacks as Python formats them.
-        others: whether to return the last frames if all of them are in libraries.
+        others: whether to return the frames of the last traceback if all frames are in libraries.
     """
     blocks = [list(FRAME.finditer(block[1])) for block in BLOCK.finditer(f"{text}\n")]
     own = [[frame for frame in block if not LIBRARIES.search(frame["path"])] for block in blocks]
@@ -96,11 +96,12 @@ def own_lines(text: str, *, others: bool = True) -> list[str]:
 
 
 def with_own_lines(message: str, text: str, *, last: str = "", others: bool = True) -> str:
-    """Return a message, then the user's own lines of a traceback, then the reason again.
+    """Return a message, then the last frames that ``own_lines`` returns, then the reason again.
 
     Args:
         message: a message whose first line gives the reason.
-        text: the traceback as Python formats it; if it is empty, the message is returned as it is.
+        text: the traceback as Python formats it; if there are no frames to add, the message is returned
+            unchanged.
         last: the last line; by default the first line of the message.
         others: see ``own_lines``.
     """

@@ -70,8 +70,8 @@ class Choice(NamedTuple):
 def default(mode: str, window: int | None) -> Choice:
     """Return the rule that experiments favour for a mode and frequency; see docs/explanation/modes.md.
 
-    With several local steps per exchange, workers use sqrt(K) times the learning rate, since the
-    mean of K workers' steps has one K-th of the variance of one step. In rounds, the momentum of
+    With several local steps per exchange, K workers use sqrt(K) times the learning rate, since the
+    mean of their steps has one K-th of the variance of one step. In rounds, the momentum of
     BMUF multiplies the effect of each mean by another sqrt(K). With one worker, each default gives the
     result of plain Keras.
     """

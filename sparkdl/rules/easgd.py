@@ -1,7 +1,8 @@
 """AEASGD and EAMSGD (Zhang, Choromanska and LeCun, 2015): springs tie the workers to the center.
 
-After every window a worker sends e = alpha (w - c). In rounds c is the center of the last round;
-otherwise the worker pulls it first. The worker continues from w - e, and the center becomes c + e.
+After every window, a worker with the weights w sends e = alpha (w - c). In rounds, c is the center after the
+last round; otherwise it is the current center, which the worker pulls first. The worker continues from w - e,
+and e is added to the center.
 The center replaces a worker's weights only at the start, after an update that was not merged because of NaN,
 Inf or too large values, and (in rounds) after a callback has set the center.
 """

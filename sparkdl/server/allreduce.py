@@ -1,9 +1,8 @@
 """All-reduce: coordination of a run of the user's own function, whose workers add arrays.
 
-Workers make the same calls in the same order. Each call is a round of ``aggregation``. The arrays of a round
-have one dtype and are added in worker order. In an update, ``metrics`` holds the name of the dtype and
-``state`` the numbers. A worker whose function has returned sends a
-report without sections.
+Workers make the same calls in the same order. A call takes one round of ``aggregation`` for each dtype of its
+arrays. The arrays of a round are added in worker order. In an update, ``metrics`` holds the name of the dtype
+and ``state`` the numbers. A worker whose function has returned sends a report without sections.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class AllReduceRounds(SynchronousRounds):
     """All-reduce rounds, for arrays of any length and dtype.
 
     Attributes:
-        alike: layout and size in bytes of the arrays of the open round and of the one before it.
+        alike: layout and size in bytes of the arrays of the open round and of the one before it, by round.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -153,7 +152,7 @@ class AllReduceCoordinator(GroupCoordinator):
             return Reply()
 
     def _fail_if_left_alone(self) -> None:
-        """Fail the run if a worker waits for one that has returned."""
+        """Fail the run if a worker waits for another worker that has returned."""
         for gone in sorted(self.returned):
             waiting = [worker for worker, asked in self.asked.items() if asked > self.asked[gone]]
             if waiting:

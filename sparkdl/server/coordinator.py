@@ -1,8 +1,8 @@
 """Coordination of a training run: merging, epochs, snapshots, and the return of lost workers.
 
-``Coordinator`` answers the requests of workers (``join``, ``ready``, ``exchange``, ``heartbeat``, ``fail``)
-from many threads, and those of the driver (``release``, ``wait_epoch``, ``replace``, ``restart``, ``close``)
-from one thread. It is independent of HTTP and Keras: metric states and optimizer variables are bytes to it.
+``Coordinator`` answers the requests of workers (such as ``join``, ``ready`` and ``exchange``) from many
+threads, and those of the driver (such as ``release``, ``wait_epoch`` and ``restart``) from one thread. It is
+independent of HTTP and Keras: metric states and optimizer variables are bytes to it.
 
 Fencing: an update carries (run, generation, worker, attempt, sequence). An update of another run or of an old
 generation is refused. A newer attempt of a worker replaces the older one. An update that is sent again, with
@@ -337,9 +337,9 @@ class Coordinator(GroupCoordinator):
         """Wait until every worker has reported an epoch, and evaluated it if required.
 
         Returns:
-            The result of the epoch. None if it is not complete after ``timeout`` seconds, when the run has
-            failed or closed, when its evaluation waits for ``evaluate``, or when all workers are ready for an
-            epoch that is not released yet. Also None if the run has diverged or a merge has failed.
+            The result of the epoch, or None if the epoch is not complete. The wait ends early if the run has
+            failed or closed, if the evaluation waits for ``evaluate``, or if all workers have reported their
+            rows and the epoch is not released yet. Also None if the run has diverged or a merge has failed.
         """
         with self.changed:
             self._note_silence()
@@ -393,13 +393,13 @@ class Coordinator(GroupCoordinator):
             self.snapshots.replace(parameters, statistics)
 
     def request_snapshot(self, *, ends: bool = False) -> None:
-        """Make a snapshot, the ``newest_snapshot``: at once without rounds, else between two rounds.
+        """Make a new ``newest_snapshot``: at once without rounds, otherwise between two rounds.
 
-        Without rounds, the snapshot holds each worker's last reported state. Each worker then reports its
-        state again for the next snapshot.
+        Without rounds, the snapshot holds each worker's last reported state.
 
         Args:
-            ends: True if an epoch ends, so that all workers have just reported their state.
+            ends: True if an epoch ends, so that all workers have just reported their state. If False, without
+                rounds, each worker reports its state again for the next snapshot.
         """
         with self.changed:
             self.snapshots.request(self.epochs.reports, ends=ends)
@@ -419,12 +419,12 @@ class Coordinator(GroupCoordinator):
             if self.schedule.short == epoch:
                 return
             self.schedule.short = epoch
-            # In rounds it is set when the open round closes.
+            # In rounds, ``ending`` is set when the open round closes.
             self.schedule.ending = not self.aggregation.has_rounds
             self.changed.notify_all()
 
     def _restart(self) -> None:
-        """In rounds, restore the newest snapshot. An epoch that all workers have reported is not repeated."""
+        """In rounds, restore the last snapshot. An epoch that all workers reported is not trained again."""
         self.rebalance.clear()
         self.schedule.ending = self.schedule.short >= 0 and not self.aggregation.has_rounds
         self.screening.restart()
@@ -432,11 +432,11 @@ class Coordinator(GroupCoordinator):
             self.epochs.roll_back()
 
     def stopped_snapshot(self) -> Snapshot:
-        """Return the snapshot of a run that ends early, with its last complete merge.
+        """Return the snapshot of a run that ends early: the committed one, with the current weights.
 
-        If the center is unusable after later updates, return the committed snapshot instead. If workers have
-        replicas and no stopped worker has reported its weights, return the snapshot of the last epoch that
-        has ended.
+        If the run has diverged or a merge has failed so that the center cannot be used, return the committed
+        snapshot unchanged. If workers have replicas and no stopped worker has reported its weights, return
+        the snapshot of the last epoch that has ended.
         """
         with self.changed:
             if self.screening.useless or self.broken:
@@ -456,7 +456,7 @@ class Coordinator(GroupCoordinator):
 
     @property
     def reported(self) -> bool:
-        """True if a stopped run has reported its weights. Only runs with replicas have to."""
+        """True if a worker of a stopped run has reported the weights, or if workers have no replicas."""
         with self.changed:
             return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
 

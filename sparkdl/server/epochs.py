@@ -63,7 +63,7 @@ class Epochs:
         return epoch
 
     def is_new(self, update: Update) -> bool:
-        """Return True if a report, or a part of it, was not accepted yet."""
+        """Return True if a report, or a part of it, has not been accepted yet."""
         return self.next_epoch(update.worker) <= update.epoch or self.lacks_weights_of(update)
 
     def lacks_weights_of(self, update: Update) -> bool:
@@ -134,7 +134,11 @@ class Epochs:
         return self.schedule.ending and self.next_epoch(worker) <= self.schedule.short
 
     def reply(self, worker: int) -> Reply:
-        """Return a reply to a worker outside an epoch: it stops only after the epoch that is cut short."""
+        """Return the reply to a worker that begins training or has ended an epoch.
+
+        Unless training stops at once, the reply does not stop a worker that still has to report the epoch
+        that is cut short.
+        """
         reply = self.schedule.reply()
         if self.owes_short(worker) and not self.schedule.stopping:
             return replace(reply, flags=reply.flags & ~Flag.STOP)
@@ -167,7 +171,7 @@ class Epochs:
         """Return the weights that workers evaluate at the end of an epoch.
 
         Returns:
-            Parameters, statistics, the version of the snapshot, and True if they are the snapshot's own.
+            Parameters, statistics, the snapshot's version, and True if the weights are the snapshot's own.
         """
         report = self.reports.get(epoch)
         snapshot = report.snapshot if report is not None else None

@@ -49,7 +49,7 @@ IDLE_SECONDS = 60  # time that a connection may be silent
 
 
 class _Raw(socket.SocketIO):
-    """A socket whose long reads are one system call, which also waits for the data.
+    """A raw stream over a socket. On Linux, a long read is one system call, which also waits for the data.
 
     A Python socket with a time-out polls before each read and returns the available data. A body then takes
     many reads, and each of them releases the interpreter lock and waits for it again.
@@ -64,7 +64,10 @@ class _Raw(socket.SocketIO):
         self.socket = sock
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read into a buffer. A buffer larger than cheroot's own is for a body and is filled completely."""
+        """Read into a buffer.
+
+        A buffer larger than cheroot's own is for a body; on Linux, it is filled completely.
+        """
         whole = sys.platform == "linux" and memoryview(buffer).nbytes > io.DEFAULT_BUFFER_SIZE
         try:
             return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL if whole else 0)
@@ -107,7 +110,7 @@ class _Chunks:
         return bytes(data[: self.readinto(memoryview(data))])
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer of bytes; return their number, which is smaller at the end of the body.
+        """Fill a buffer; return the number of bytes read, which is smaller at the end of the body.
 
         Raises:
             WireError: the body is not chunked correctly.
@@ -274,7 +277,7 @@ class _Server(cheroot.wsgi.Server):
     _connections: PendingConnections
 
     def clear_stats(self) -> None:
-        """Remove the server from ``logging.statistics``, where cheroot 10 and 11 keep each one for good."""
+        """Remove the server from ``logging.statistics``, where cheroot 10 and 11 would keep it for good."""
         super().clear_stats()  # type: ignore[no-untyped-call]
         logging.statistics.pop(f"Cheroot HTTPServer {id(self)}", None)  # type: ignore[attr-defined]
 

@@ -40,14 +40,14 @@ class LocalExchange(Exchange):
         return begin
 
     def begin(self, update: Update) -> Update:
-        """Add the worker, attempt and run to the update. ``finish`` merges it."""
+        """Fill in the header fields that identify this worker and its run. ``finish`` sends the update."""
         update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
         update.run = self.store.shape.run
         update.layout = self.store.shape.layout if update.layout == NO_ID else update.layout
         return update
 
     def finish(self, ticket: Update) -> Reply:
-        """Merge the update and return the coordinator's reply."""
+        """Pass the update to the coordinator and return its reply."""
         while True:
             sent = ticket
             self.store.admit(sent, lengths_of(sent))

@@ -42,7 +42,8 @@ class Membership:
         """Return the attempt that a newer one should replace, if there is one.
 
         Raises:
-            RefusedError: the generation is old, the worker is unknown, or a newer attempt has joined.
+            RefusedError: the generation or the run is over, the worker is unknown, or a newer attempt has
+                joined.
         """
         self.state.check_open(generation)
         if not 0 <= worker < self.shape.num_workers:
@@ -78,7 +79,8 @@ class Membership:
         """Return an attempt's record, if the attempt may take part in the run.
 
         Raises:
-            RefusedError: it is of an old generation, was superseded or lost, or has not joined.
+            RefusedError: the generation or the run is over, or the attempt was superseded or lost, or has not
+                joined.
         """
         self.state.check_open(generation)
         member = self.members.get(worker)
@@ -155,7 +157,10 @@ class Membership:
         return silent
 
     def warn_of_long_steps(self) -> None:
-        """Warn about each worker that is alive but trains no row, once per standstill. It may be slow."""
+        """Warn, once per standstill, about each worker that is alive but trains no rows.
+
+        Such a worker may just be slow.
+        """
         now = self.looked
         for worker, ((epoch, rows), since) in self._positions.items():
             member = self.members[worker]

@@ -1,4 +1,4 @@
-"""Rebalance: rows that workers pass on before training, so that their shares differ by at most one."""
+"""Rebalance: rows that workers pass on before training, so that their shares differ by at most one row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rebalance:
         self.given: dict[tuple[int, int], bytes | mmap] = {}
 
     def share(self, update: Update, read: Read) -> Reply:
-        """Record the number of rows dealt to a worker; reply with those of all workers once all are known."""
+        """Record the number of rows dealt to a worker; reply with all workers' numbers once known."""
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)

@@ -2,7 +2,7 @@
 
 If updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker has
 reported its state. A restart rolls back the rounds after it. If updates are merged one at a time, a snapshot
-can be made at any moment, with each worker's last reported state. No merged update is rolled back.
+can be made at any moment, with each worker's last reported state. A restart rolls back no merged update.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Snapshots(ABC):
     def of_reports(self, epoch: int, report: EpochReports, reports: Reports) -> Snapshot:
         """Return the snapshot of the point at which every worker has reported its state.
 
-        Without rounds, it holds the last reported state of a lost worker.
+        Without rounds, it also holds the last reported state of each lost worker.
 
         Args:
             epoch: epoch that begins there or is under way.
@@ -148,7 +148,7 @@ class Snapshots(ABC):
 
     @abstractmethod
     def finish(self) -> bool:
-        """Complete the snapshot under way if all present workers have reported; return True if so."""
+        """Make the snapshot under way if all present workers have reported; return True if it was made."""
 
     def begin(self) -> None:
         """Open the first round after the snapshot, if there are rounds."""
@@ -231,7 +231,10 @@ class RoundSnapshots(Snapshots):
         return self.finish()
 
     def finish(self) -> bool:
-        """Make the snapshot once all present workers have reported. Without weights, request a new one."""
+        """Make the snapshot once all present workers have reported; return True if it was made.
+
+        If the shared weights are missing, request another snapshot instead.
+        """
         report = self.gathering
         if report is None or not self.aggregation.all_of(report.metrics):
             return False
@@ -257,8 +260,8 @@ class UpdateSnapshots(Snapshots):
     """Snapshots between two updates, with each worker's last reported state.
 
     Attributes:
-        awaited: workers that have not reported their state since the newest snapshot.
-        reported: states of workers that have not ended an epoch since they reported them.
+        awaited: workers that still have to report their state for the next snapshot.
+        reported: states that workers reported within an epoch, by worker, until they end that epoch.
     """
 
     def __init__(

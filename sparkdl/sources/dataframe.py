@@ -55,7 +55,8 @@ class FrameSource(Source):
         texts: whether columns of x may hold strings.
 
     Raises:
-        ConfigError: a column is missing, or its type cannot be read.
+        ConfigError: a column is missing or of an unsupported type, or the columns of a list cannot make one
+            array.
 
     Attributes:
         decode: the same functions, by the index of the column in the flattened sample.
@@ -150,8 +151,8 @@ class FrameSource(Source):
 
         Args:
             raw: whether vectors are left unchanged.
-            sparse: the places where vectors, or a single column of arrays, become structs of the fields that
-                a vector stores.
+            sparse: the indices in the sample at which vectors, or a single column of arrays, become structs
+                of the fields that a vector stores.
         """
         selected = []
         for place, names in enumerate(self._names):
@@ -176,7 +177,7 @@ class FrameSource(Source):
         return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
 
     def peek(self) -> Sample:
-        """Return the first row, by a small job.
+        """Return the first row, which a small job reads.
 
         Raises:
             ConfigError: the DataFrame is a stream.
@@ -300,10 +301,10 @@ class FrameSource(Source):
 
 
 def _worker_of(num_workers: int, seed: int) -> SqlColumn:
-    """Return the worker of each row by its key: the rows of a partition go to the workers in turn.
+    """Return the worker of each row by its key: the rows of a partition go to the workers round-robin.
 
-    The first worker of each turn is drawn from the seed, the partition and the number of the turn. Workers'
-    shares of a partition differ by at most one row, because its last turn may end early. ``worker.rebalance``
+    The first worker of each pass is drawn from the seed, the partition and the number of the pass. Workers'
+    shares of a partition differ by at most one row, because its last pass may end early. ``worker.rebalance``
     then evens out the totals.
     """
     key, count = functions.col(arrow.KEY), functions.lit(num_workers)
@@ -399,8 +400,8 @@ def frame_source(
         texts: whether columns of x may hold strings.
 
     Raises:
-        ConfigError: ``decode`` is not a dict of functions or names a column that is not read, or a column is
-            missing or cannot be read.
+        ConfigError: ``decode`` is not a dict of functions, or names a column that is not read; or
+            ``FrameSource`` refuses a column.
     """
     if decode is not None and not (
         isinstance(decode, dict)

@@ -36,7 +36,7 @@ def make_source(
     Args:
         parts: x, y and sample weights; all but x may be None or missing. x: arrays or pandas, or a
             structure of them; an RDD; a DataFrame; or, unless ``counts`` has x alone, a function.
-        columns: the columns of a DataFrame for x and for y, or for x alone as in ``counts``: a
+        columns: the columns of a DataFrame for x and for y, or for x alone if ``counts`` has x alone: each a
             name, or a list or a dict of names.
         counts: the number of arrays that the model takes for x and for y; to predict, for x alone.
         what: the name of x in error messages.
@@ -45,7 +45,8 @@ def make_source(
         takes: the rows that the model takes; its ``labels`` counts only if ``counts`` has an entry for y.
 
     Raises:
-        ConfigError: the rows are of a kind that is not supported. The message names the alternatives.
+        ConfigError: the rows are of a kind that is not supported, or another argument does not fit them. The
+            message names the remedy.
         DataError: the arrays have different lengths.
     """
     x, y, weights = (*parts, None, None)[:3]

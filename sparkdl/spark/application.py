@@ -52,7 +52,7 @@ class SparkApplication:
     """The Spark application whose driver is this process.
 
     Args:
-        session: the session; None is the session of this process.
+        session: the session; None is the session of this process, which is created if there is none.
         own_gpus: whether each task of a worker group gets a whole GPU, even if the application's settings
             give a task a fraction of a GPU, or none. Has no effect if executors have no GPUs, on a local
             master, under dynamic allocation, or before Spark 4.0.
@@ -124,7 +124,7 @@ class SparkApplication:
 
     @property
     def task_bytes(self) -> int:
-        """The bytes of data that fit into the message that starts a task."""
+        """The bytes of data to put into the message that starts a task: a quarter of Spark's limit."""
         return int(self.setting("spark.rpc.message.maxSize", "128")) << 18
 
     @property
@@ -404,7 +404,7 @@ class ConnectApplication(SparkApplication):
     def get(self, source: str, local: Path) -> bool:
         """Copy a file, whose path Spark resolves, to a local file; return False if it does not exist.
 
-        Each of several jobs returns a piece that fits into the server's memory and messages.
+        The file is read in pieces that fit into the server's memory and messages, each by a job of its own.
         """
         file = self.session.read.format("binaryFile").load(source)
         try:
@@ -455,7 +455,8 @@ def application_of(session: Any = None, *, own_gpus: bool = False) -> SparkAppli
     """Return the Spark application of this process.
 
     Args:
-        session: the session that jobs belong to; None is the active one.
+        session: the session that jobs belong to; None is the active one or, without Spark Connect, a new one
+            if none is active.
         own_gpus: see ``SparkApplication``; ignored over Spark Connect.
     """
     if is_remote():

@@ -1,8 +1,8 @@
 """Translation of failed Spark jobs into errors of this package.
 
-Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names, and
-the loss of a process by Spark's phrases. So are a wrong Python, a cancelled job and lack of memory.
-Any other Python exception is reported by its own reason, any other failure in Spark's words.
+Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names.
+Phrases in the text identify the loss of a process, a wrong version of Python, a cancelled job and a lack of
+memory. Any other Python exception is reported with its own reason, any other failure in Spark's words.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
             f"{_more_overhead(cluster)} or more, or use fewer workers per executor."
         )
     if full := re.search(NO_ROOM, text):
-        return ClusterError(f"Spark has no room for the job, or is gone: {full[0].strip()[:500]}")
+        return ClusterError(f"Spark has no room for the job, or cannot be reached: {full[0].strip()[:500]}")
     return None
 
 
@@ -203,7 +203,7 @@ def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
 
 
 def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
-    """Return the error for any other failure: the plan cannot run, or its rows cannot be computed."""
+    """Return the error for any other failure of the query, of its rows or of the job."""
     words = _words(error, text)
     if isinstance(error, of_spark.AnalysisException):
         return ConfigError(f"Spark cannot run the query of the rows: {words}")

@@ -221,8 +221,9 @@ def move(source: str, target: str, *, context: Any) -> None:
 def replace_folder(source: str, target: str, *, context: Any) -> None:
     """Move a folder within Spark's file system to a path, and remove the folder that was there.
 
-    After a failure the old folder is restored and the new one removed. If the old one cannot be moved back,
-    both are kept under the names in the error message.
+    If the new folder cannot be moved, the old one is restored and the new one removed. If the old one cannot
+    be moved back, both are kept under the names in the error message. A failure to remove the old folder
+    afterwards is only logged as a warning.
 
     Args:
         source: the new folder.

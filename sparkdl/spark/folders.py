@@ -100,7 +100,7 @@ class LocalFolder:
         return True
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """Overwrite a file in place, which works on a full disk; if that fails, update its time."""
+        """Overwrite a file in place, which works on a full disk; if the write fails, update its mtime."""
         path = self.path / name
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
@@ -169,7 +169,7 @@ class HadoopFolder:
         return True
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """Write a file again."""
+        """Write a file, or overwrite it."""
         with self._at(name) as path:
             self._write(path, data)
 

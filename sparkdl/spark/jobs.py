@@ -66,7 +66,7 @@ class Claims:
         """Reserve ``wanted`` of ``slots`` slots for a ``with`` block; wait until they are free.
 
         Raises:
-            ClusterError: a worker group of this thread holds slots, so that the thread would wait for itself.
+            ClusterError: too few slots are free while this thread holds some, so it would wait for itself.
         """
         turn, mine = object(), threading.get_ident()
         noticed = time.monotonic()
@@ -74,8 +74,8 @@ class Claims:
             if mine in self._owners and self._taken + wanted > slots:
                 raise ClusterError(
                     f"A fit within another fit, for example in a callback, needs {wanted} free slots; got "
-                    f"{slots:g} slots, of which the other fit uses {self._taken}. Use fewer workers for "
-                    "each, or fit afterwards."
+                    f"{slots:g} slots, of which {self._taken} are in use. Use fewer workers for each, or fit "
+                    "afterwards."
                 )
             self._waiting.append(turn)
             try:
@@ -85,7 +85,7 @@ class Claims:
                     if time.monotonic() - noticed > NOTICE_SECONDS:
                         noticed = time.monotonic()
                         logger.warning(
-                            "Waiting for %d slots that another fit of this process is using.", wanted
+                            "Waiting until %d slots are free; other fits of this process hold slots.", wanted
                         )
                 self._taken += wanted
                 self._owners.append(mine)
@@ -214,7 +214,10 @@ class Job:
                 return
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the job's end, or for an interrupt; return True if the job has ended."""
+        """Wait up to ``timeout`` seconds for the job to end; return True if it has.
+
+        An interrupt ends the wait with its exception.
+        """
         deadline = time.monotonic() + timeout
         while self.running and (left := deadline - time.monotonic()) > 0:
             self._thread.join(min(left, POLL_SECONDS))
@@ -336,7 +339,7 @@ def run_frame(
         stage: the stage.
         schema: the schema of the rows that the stage yields.
         barrier: whether all tasks start together.
-        streams: whether to return the rows of each partition in turn, and not all rows at the end.
+        streams: whether to return the rows one partition at a time, instead of all of them at the end.
     """
     profile = {"profile": stage.profile} if stage.profile else {}  # Spark 3.5 has no such argument
     made = frame.mapInArrow(stage.function, schema, barrier=barrier, **profile)

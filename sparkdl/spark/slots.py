@@ -53,8 +53,8 @@ def wait_of(stages: Sequence[tuple[bool, int]], others: Sequence[int], running: 
     """Return the reason why workers have not begun.
 
     Args:
-        stages: for each stage of their job, whether it was submitted, and its number of tasks. The workers
-            are the tasks of the last stage.
+        stages: for each stage of the workers' job, whether it was submitted, and its number of tasks. The
+            workers are the tasks of the last stage.
         others: the numbers of the other active jobs.
         running: the number of tasks that run, of all jobs.
     """
@@ -161,7 +161,7 @@ class Slots:
         return int(instances) * self.per_executor()
 
     def executor_cores(self) -> int:
-        """Return the cores of an executor; a standalone executor takes all cores by default."""
+        """Return the cores of an executor; by default 1, or spark.cores.max on a standalone master."""
         master, cores = self._setting("spark.master"), self._setting("spark.executor.cores")
         if cluster := re.match(LOCAL_CLUSTER, master):
             return int(cluster[2])

@@ -1,8 +1,8 @@
-"""The lines that a JVM prints while it starts, which tell a user of sparkdl nothing.
+"""A filter for lines that a JVM prints while it starts, and that tell a user of sparkdl nothing.
 
 A JVM inherits the standard error of the process that starts it, and keeps it. If sparkdl starts Spark, the
-JVM gets a pipe instead. A thread writes what comes out of it to the standard error, without the lines below.
-So later lines of Spark also pass through Python, where a progress bar can make room for them.
+JVM gets a pipe instead. A thread copies what the JVM writes there to the standard error, without the lines
+below. So later lines of Spark also pass through Python, where a progress bar can make room for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-# Spark 3.5 to 4.3 on Java 17 and 21.
+# The lines of Spark 3.5 to 4.3 on Java 17 and 21.
 NOISE = re.compile(
     rb"WARNING: Using incubator modules: |"
     rb"Using Spark's default log4j profile: |"
@@ -57,8 +57,8 @@ def _write(line: bytes, kept: int) -> None:
     stream = sys.stderr
     with suppress(OSError, ValueError):  # the stream may be closed
         if stream is None or stream is sys.__stderr__:
-            # Not to 2, which is the pipe itself during the start, and not through the stream, whose lock a
-            # daemon thread may hold at the exit.
+            # Not to descriptor 2, which is the pipe itself during the start, and not through the stream,
+            # whose lock this daemon thread could still hold when the process exits.
             os.write(kept, line)
         else:
             stream.write(line.decode(errors="replace"))

@@ -1,6 +1,6 @@
-"""Suppression of what Spark prints about the tasks of a job: lines about failed attempts, and its own bar.
+"""Suppression of what Spark prints about the tasks of a job: lines about failures, and its progress bar.
 
-The driver raises a failure as one error, and draws a bar of its own.
+sparkdl raises a failure as one error, and draws its own progress bar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _jobs: dict[Any, int] = {}  # the number of jobs that need them off
 
 @contextmanager
 def hidden(context: Any) -> Iterator[None]:
-    """Hide Spark's bar and the lines of ``LOGGERS`` in a ``with`` block that runs a job.
+    """Hide Spark's progress bar and the lines of ``LOGGERS`` in a ``with`` block that runs a job.
 
     Loggers whose level the user set stay as they are.
 
@@ -56,7 +56,7 @@ def hidden(context: Any) -> Iterator[None]:
 
 
 def _release(context: Any) -> None:
-    """Restore the loggers, unless another job needs them off."""
+    """Restore the loggers and the progress bar, unless another job needs them off."""
     with _lock:
         _jobs[context] -= 1
         _hide_bar(context, hidden=bool(_jobs[context]))  # again: the end of a job brings it back
@@ -75,7 +75,7 @@ def _release_later(context: Any) -> None:
 
     try:
         threading.Thread(target=wait, name="sparkdl-task-logs", daemon=True).start()
-    except RuntimeError:  # The system has no more threads.
+    except RuntimeError:  # The process cannot start more threads.
         _release(context)
 
 

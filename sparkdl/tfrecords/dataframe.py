@@ -58,8 +58,8 @@ def read_tfrecords(
     Raises:
         ConfigError: the type of a column matches no kind of feature.
         DataError: without a schema, a feature is bytes in some records and numbers in others, or a record
-            cannot be read. Jobs that read the DataFrame raise it for records that are truncated or corrupt,
-            are not Examples, or do not fit a column.
+            cannot be read. Jobs that read the DataFrame fail with it if a record is truncated or corrupt,
+            is not an Example, or does not fit a column.
     """
     cluster = application_of(spark)
     session: SparkSession = cluster.session

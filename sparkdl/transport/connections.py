@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 HEAD_BYTES = 16 << 10  # maximum length of a head
 LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
 HEAD_SECONDS = 10.0  # time limit for a head
-MOST = 128  # maximum number of connections without a head; the oldest is closed for a new one
+MOST = 128  # limit on connections without a head, higher for many workers; the oldest is closed for a new one
 SAID_SECONDS = 60.0  # minimum time between two warnings about closed connections
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
 
@@ -33,7 +33,7 @@ Connection = Any  # a cheroot.server.HTTPConnection
 
 
 class PendingConnections(ConnectionManager):
-    """cheroot's connections between requests, and those whose request has not begun."""
+    """cheroot's connections between requests, and those whose head is not complete."""
 
     _selector: Any
     _stop_requested: bool
@@ -119,8 +119,7 @@ class PendingConnections(ConnectionManager):
         if now >= self._silent_until:
             self._silent_until = now + SAID_SECONDS
             logger.warning(
-                "Clients other than workers connect to the endpoint. Closing connections without a request "
-                "(%s).",
+                "The endpoint cannot keep more connections. Closing connections without a request (%s).",
                 reason,
             )
         for connection in tuple(self._until)[:count]:
@@ -136,7 +135,7 @@ class PendingConnections(ConnectionManager):
         connection.close()
 
     def close(self) -> None:
-        """Close all pending connections."""
+        """Close the pending connections, and those between requests."""
         for connection in self._begun:
             connection.close()
         super().close()

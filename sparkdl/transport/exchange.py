@@ -1,7 +1,7 @@
 """The interface between the training loop and the endpoint.
 
 ``frequency`` determines when the loop calls its Exchange, and ``mode`` how the endpoint handles the call. An
-exchange has two phases, so that work between them can overlap with it: ``begin`` sends an update, ``finish``
+exchange has two phases, so that other work can overlap with it: ``begin`` sends an update, ``finish``
 returns the reply.
 """
 
@@ -45,7 +45,7 @@ class Endpoint:
 
 
 class Notes(TypedDict, total=False):
-    """The facts about its rows and devices that a worker reports to the driver when it is ready.
+    """A worker's report to the driver about its rows and devices, sent when it is ready.
 
     Attributes:
         one_class: whether all labels are the same class.

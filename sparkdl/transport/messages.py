@@ -326,7 +326,7 @@ class FailureReport(TypedDict):
 
     Attributes:
         kind: "worker", "data" or "preflight".
-        worker: the worker, or the partition that the task deals.
+        worker: the worker; for a task that deals rows to workers, its partition.
         generation: the generation (the start of the worker group) that the task belongs to, by number.
         attempt: the worker's attempt; -1: the task belongs to no worker.
         host: the host of the task.

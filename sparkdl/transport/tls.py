@@ -1,8 +1,9 @@
 """TLS 1.3 between workers and the endpoint, with a certificate made for one run.
 
-Workers receive the certificate with their task, and trust no other. The connection combines OpenSSL over
-memory buffers with plain socket calls, because ``ssl.SSLSocket`` rejects the flags that the endpoint needs:
-MSG_PEEK with MSG_DONTWAIT to look at data without waiting, and MSG_WAITALL to read a whole body at once.
+Workers receive the certificate with the endpoint's address, and trust no other. The connection combines
+OpenSSL over memory buffers with plain socket calls, because ``ssl.SSLSocket`` rejects the flags that the
+endpoint needs: MSG_PEEK with MSG_DONTWAIT to look at data without waiting, and MSG_WAITALL to read a whole
+body at once.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # ssl loads only files; mode 0700
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # mode 0700; ssl loads keys from files
         path = Path(folder, "key.pem")
         path.touch(mode=0o600)
         path.write_bytes(private + certificate.public_bytes(pem))
@@ -128,7 +129,8 @@ class Socket(socket.socket):
         server: whether this is the endpoint's side, which does the handshake at its first read.
 
     Raises:
-        TlsError: from every method, if the peer does not speak TLS or has a different key.
+        TlsError: from every method that receives or sends, if the peer does not speak TLS or has a different
+            key.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
@@ -141,7 +143,7 @@ class Socket(socket.socket):
         self._greeted = False
 
     def greet(self, flags: int = 0) -> None:
-        """Do the handshake: agree on keys, and check that the peer has the key of its certificate."""
+        """Do the handshake: agree on keys; a worker also checks that the peer has the certificate's key."""
         while not self._greeted:
             try:
                 self._tls.do_handshake()
@@ -154,7 +156,10 @@ class Socket(socket.socket):
         self._flush(flags)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return 1 to ``size`` bytes; MSG_PEEK leaves them unread, MSG_DONTWAIT does not wait."""
+        """Return 1 to ``size`` bytes, or none at the end of the connection.
+
+        MSG_PEEK leaves them unread, MSG_DONTWAIT does not wait.
+        """
         if not flags & socket.MSG_PEEK:
             buffer = bytearray(size)
             return bytes(buffer[: self.recv_into(buffer, size, flags)])

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT, WIDTH = 2.6, 6.4  # of one plot, in inches
-WORKER_HEIGHT, MOST_HEIGHT = 0.3, 7.8  # of a worker's bar, and of all of them
+WORKER_HEIGHT, MOST_HEIGHT = 0.3, 7.8  # of a worker's bar, and the maximum of all bars
 
 
 def plot(history: Any) -> Figure:
     """Plot a fit: the loss and each metric by epoch, the rows per second, and the time of the workers.
 
     Training and validation are in one plot. The time of each worker is one bar, divided by activity: reading
-    data, computing, exchanging updates, waiting for other workers, and merging at the endpoint. A run whose
-    workers reported no times has no such plot.
+    data, computing, exchanging updates, waiting for other workers, and merging at the endpoint. If no
+    worker reported its times, the plot of the times is left out.
 
     The figure belongs to no window, and pyplot does not know it: save it with ``figure.savefig("fit.png")``.
-    A notebook shows it as the last value of a cell.
+    A notebook shows it if it is the last value of a cell.
 
     Args:
         history: what ``SparkModel.fit`` returns, or Keras's own History.

@@ -1,4 +1,4 @@
-"""The settings of a SparkModel, as text and as HTML."""
+"""The settings that a SparkModel shows as text and as HTML."""
 
 from __future__ import annotations
 

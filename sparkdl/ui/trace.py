@@ -11,7 +11,7 @@ MICROSECONDS = 1e6  # per second
 
 
 def trace_of(intervals: Iterable[tuple[int, Interval]], hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return the trace of some intervals, for JSON; its time begins with the first of them.
+    """Return the trace of some intervals, ready for JSON; time 0 is the start of the first interval.
 
     Args:
         intervals: intervals, each with its worker.

@@ -58,7 +58,8 @@ class WorkerContext:
 
         Raises:
             ConfigError: ``op`` is unknown.
-            TypeError: a value is not a number.
+            TypeError: a value has no numeric dtype.
+            RefusedError: the arrays or ``op`` do not match those of another worker.
         """
         mean = choose("op", op, Operation) is Operation.MEAN
         named = [

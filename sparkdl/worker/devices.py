@@ -1,7 +1,7 @@
 """The threads and GPUs that a task may use on its machine.
 
-These settings have to be in the environment before the backend is imported, so this module does not import
-it. They are undone when the task ends. A Python process is bound to the GPUs that its backend saw first. A
+Both are set by environment variables before the backend is imported, so this module does not import it. The
+variables are restored when the task ends. A Python process is bound to the GPUs that its backend saw first. A
 task with other GPUs has to run in a new process.
 """
 
@@ -44,7 +44,7 @@ def hold(
         addresses: addresses of the GPUs that Spark gave the task: indices into the visible GPUs, or names.
         place: the task's number in local mode, where Spark gives no GPUs. It spreads tasks over the visible
             GPUs.
-        apart: whether tasks have to be spread; else a process keeps the GPU that it is bound to.
+        apart: whether tasks have to be spread; if False, a process keeps the GPU that it is bound to.
 
     Raises:
         ConfigError: Spark gave the task a GPU that is not visible.

@@ -1,7 +1,7 @@
 """The endpoint of a hosted run, which worker 0 serves.
 
-A run is hosted (``placement="worker"``) if executors cannot connect to the process that calls ``fit``. Worker
-0 then serves the endpoint, and a ``HostedDriver`` beside it does the driver's part of the run. The client,
+A hosted run (``placement="worker"``) needs no connections from executors to the process that calls ``fit``:
+worker 0 serves the endpoint, and a ``HostedDriver`` beside it does the driver's part of the run. The client,
 ``driver.remote_server``, runs in the process that calls ``fit``.
 """
 
@@ -79,8 +79,8 @@ class HostedDriver:
     def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
         """Apply the client's commands, wait until it has something to do, and return the record for it.
 
-        The wait takes at most ASK_SECONDS. It ends early when the epoch has a result, when it waits for the
-        client to release or evaluate it, or when the run is over.
+        The wait takes at most ASK_SECONDS. It ends early when the epoch has a result, when the client
+        has to release or evaluate the epoch, or when the run is over.
 
         Args:
             epoch: the epoch that the client waits for. The client has the results of earlier epochs.

@@ -149,7 +149,7 @@ def _arrow(predictions: Array, shape: tuple[int, ...]) -> arrow.ArrowArray:
 def evaluate_blocks(
     job: InferenceJob, code: Code, given: Iterable[blocks.Block], threads: int
 ) -> Iterator[tuple[bytes, int]]:
-    """Yield the metric states over the rows of a task, and the number of rows; nothing if there are none."""
+    """Yield the metric states over the rows of a task, and the number of rows; nothing if it has no rows."""
     spooled = spill.SpillFile(job.schema, spill.local_directory())
     spooled.extend(given)
     rows = spooled.rows(blocks.TRAINING)

@@ -1,6 +1,6 @@
-"""The newest models of this process, kept compiled for later tasks.
+"""The models that this process used most recently, kept compiled for later tasks.
 
-Otherwise cross-validation and other series of fits would trace each model again.
+Without them, cross-validation and other series of fits would trace each model again.
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ def _take(spec: ModelSpec, joint: bool | None, make: Callable[[], Any]) -> Any:
 
 
 def clear() -> None:
-    """Drop all models. This is needed if variables lie on the devices of one task."""
+    """Drop all models. This is needed if variables lie on the devices of a single task."""
     _kept.clear()

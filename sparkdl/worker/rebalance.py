@@ -1,8 +1,8 @@
 """Equal shares of the training rows: workers pass on the few rows by which their shares differ.
 
-A shuffle deals rows before their number is known. Afterwards shares differ by some rows for each partition
-or, if rows are dealt by a hash, by some hundreds. Workers report their counts to the endpoint, compute the
-same moves from them, and send those rows through the endpoint.
+A shuffle deals rows before their number is known. Afterwards shares differ by a few rows per partition
+or, if rows are dealt by a hash, by a few hundred rows. Workers report their counts to the endpoint, compute
+the same moves from them, and send those rows through the endpoint.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def moves(counts: Sequence[int]) -> list[Move]:
 def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
     """Pass on training rows, so that the shares of all workers differ by at most one row.
 
-    The rows with the largest keys are passed on, so a worker that restarts passes on the same rows. If all
-    moved rows would be more than ``MOST_BYTES``, no rows are passed on, and the shares stay unequal.
+    The rows with the largest keys are passed on, so a worker that restarts passes on the same rows. If the
+    rows to move exceed ``MOST_BYTES`` in total, no rows are passed on, and the shares stay unequal.
 
     Args:
         spooled: all rows of the worker.

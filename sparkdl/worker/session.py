@@ -22,7 +22,7 @@ class Attempt:
     """An attempt of Spark to run a worker's task.
 
     Attributes:
-        worker: the worker's index, which is the task's partition.
+        worker: the worker's index. It is the task's partition, less 1 in a hosted run with an extra task.
         id: Spark's taskAttemptId.
         threads: number of threads that the task may use.
         generation: the generation (the start of the worker group) that the task belongs to, by number.

@@ -30,10 +30,11 @@ class TrainSettings:
 
     Attributes:
         plan: the plan, whose row counts and worker are not known yet.
-        epochs: the epoch at which training ends.
+        epochs: training ends before the epoch with this index, as in Keras's ``fit``.
         rounds: whether updates are merged in rounds, which a worker without rows has to join too.
         validation_batch_size: rows per forward pass over validation rows.
-        validation_rows: number of the workers' validation rows to evaluate, from the first on; None for all.
+        validation_rows: number of validation rows to evaluate, all workers together, from the first on; None
+            for all.
         rule: the merge rule. If it is elastic, its ``draw`` computes the update that is sent.
         power: the learning rate is multiplied by the number of workers with rows, at most
             ``rules.STUDIED``, to this power.
@@ -179,7 +180,7 @@ class GradientStrategy(Strategy):
         self.version = reply.version
 
 
-Pull = Callable[[int], Reply]  # requests the current center, if its version differs from this one
+Pull = Callable[[int], Reply]  # requests the current center, if its version differs from the given one
 
 
 class DeltaStrategy(Strategy):
@@ -274,8 +275,8 @@ class ElasticStrategy(DeltaStrategy):
     def load(self, reply: Reply, own: bytes = b"") -> None:
         """Continue from this worker's own weights in a snapshot; without any, from the center.
 
-        There are none at the start, after the driver has set the center, and after an update that was not
-        merged.
+        Own weights are given only when a worker resumes from a snapshot. After an update that was not
+        merged, and after the driver has set the center, the worker continues from the center.
         """
         self._tie(reply)
         self.local = np.frombuffer(own, np.float32) if own else reply.parameters

@@ -48,7 +48,7 @@ class TrainJob:
 
 
 def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
-    """Train one worker from its blocks. Errors are reported to the driver before they are raised."""
+    """Train one worker from its blocks; ``membership`` reports errors to the driver."""
     with membership(attempt, job.layout) as (exchange, heartbeat):
         _train(job, attempt, blocks, code, exchange=exchange, heartbeat=heartbeat)
 
@@ -65,7 +65,7 @@ def _train(
     prepare_backend(attempt.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
-    taken = gpus or visible[: int(on_gpu)]  # without an assigned GPU, a backend computes on the first
+    taken = gpus or visible[: int(on_gpu)]  # without an assigned GPU, a backend uses the first visible one
     notes: Notes = {
         "one_class": rows.one_class(),
         "threads": attempt.threads,

@@ -89,7 +89,7 @@ def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
         thread.join()
     with (
         claims.claim(2, 3),
-        pytest.raises(ClusterError, match="needs 2 free slots; got 3 slots, of which the other fit uses 2"),
+        pytest.raises(ClusterError, match="needs 2 free slots; got 3 slots, of which 2 are in use"),
     ):
         claims.claim(2, 3).__enter__()
     with claims.claim(1, 3), claims.claim(2, 3):  # which fits

@@ -43,7 +43,7 @@ class ObservedDisplay(Display):
     Args:
         display: the display that the user sees.
         record: the record of the run.
-        store: the run's store.
+        store: the run's coordinator, in this process or in worker 0.
         traffic: the counts of requests to the endpoint.
     """
 

@@ -15,7 +15,7 @@ class Reading(NamedTuple):
         vector: the trainable variables, their change, or their gradient.
         statistics: the moving statistics.
         loss: the sums of losses and of weights that the loss metric has accumulated.
-        denominator: the weight of a gradient in the mean over all workers; 0: its number of rows.
+        denominator: the weight of a gradient in the mean over all workers; 0 stands for its number of rows.
         sliced: whether the vector is a gradient with slices, encoded as in ``core.sparse_gradients``.
     """
 
@@ -49,8 +49,8 @@ class Replica(Protocol):
 
     Attributes:
         exact: whether every trainable variable holds exactly the values that it is set to.
-        slices: maximum length of a gradient with slices, in 32-bit words. A longer one is made dense. 0, or a
-            backend that keeps no slices: all gradients are dense.
+        slices: maximum length of a gradient with slices, in 32-bit words. A longer one is made dense. If this
+            is 0, or if the backend keeps no slices, all gradients are dense.
     """
 
     exact: bool
@@ -80,7 +80,11 @@ class Replica(Protocol):
         Args:
             batch: the batch.
             center: the values from which to continue.
-            since: earlier trainable variables, float32. If given, the change from them is returned.
+            since: earlier trainable variables, float32.
+
+        Returns:
+            The change of the trainable variables from ``since``, with the statistics and the sums of the loss
+            metric; None without ``since``.
         """
 
     def catch_up(self) -> None:

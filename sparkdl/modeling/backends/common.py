@@ -1,7 +1,8 @@
 """Shared parts of the backends, above all an optimizer that keeps gradients.
 
-The model's ``train_step``, Keras's or the user's, computes the gradient of a batch. While it is traced or
-runs, the model's optimizer is replaced by one that keeps the gradients instead of applying them.
+If workers exchange gradients, the model's ``train_step``, Keras's or the user's, computes the gradient of a
+batch. While that step is traced or runs, the model's optimizer is replaced by one that keeps the gradients
+instead of applying them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate=0.0)
         self.model, self.real = model, model.optimizer
         self.places = [id(variable) for variable in model.trainable_variables]
-        # ``apply_real`` skips variables whose gradient was None in the last step. Before its first step a
-        # worker does not know these variables, and a worker without rows never does; then it skips none.
+        # ``apply_real`` skips variables whose gradient was None in the worker's last step. Before the first
+        # step, and always on a worker without rows, these variables are unknown, and none is skipped.
         self.gradients: list[Any] = [0.0] * len(self.places)
         self.taken = False
 

@@ -1,7 +1,9 @@
-"""Keras on JAX: pure functions of all variables, compiled.
+"""Keras on JAX: pure functions of all variables.
+
+They are compiled, unless the model has ``run_eagerly=True`` or ``jit_compile=False``.
 
 Between steps the replica holds the values of the variables. An access to ``model`` moves them into the
-model's variables. The replica never keeps an array that it is given: a compiled function returns new arrays.
+model's variables. The replica never keeps an array that it is given: its functions return new arrays.
 """
 
 from __future__ import annotations
@@ -214,7 +216,7 @@ class JaxReplica:
         return None if since is None else self._reading(packed)
 
     def catch_up(self) -> None:
-        """Do nothing: a compiled function defers no work."""
+        """Do nothing: this replica defers no work."""
 
     def test(self, batch: Batch) -> None:
         """Update the metrics with a batch, without training on it."""

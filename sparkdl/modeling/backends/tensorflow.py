@@ -28,7 +28,7 @@ class Compiled:
     Args:
         function: the function to compile. It receives tensors in place of arrays, and other arguments
             unchanged. It returns float32 tensors or None.
-        jit: whether XLA compiles it.
+        jit: whether XLA compiles it; None is TensorFlow's default.
         sized: whether to trace it for the exact number of rows, because a layer relies on a fixed batch size.
     """
 
@@ -116,7 +116,7 @@ class TensorFlowReplica(StatefulReplica):
         return Compiled(function, bool(self.model.jit_compile) if what else None, sized=sized)
 
     def catch_up(self) -> None:
-        """Do nothing: a compiled function defers no work."""
+        """Do nothing: this replica defers no work."""
 
     def _packed(self, vectors: Sequence[Any], denominator: Any = None, since: Any = None) -> Any:
         """Return vectors minus ``since`` as one tensor, and statistics and scalars as another.
@@ -193,7 +193,7 @@ class TensorFlowReplica(StatefulReplica):
         ]
 
     def array(self, packed: Any) -> Vector:
-        """Return a flat tensor as an array without a copy; packed.numpy() would copy it."""
+        """Return a flat tensor as an array. Unlike packed.numpy(), this does not copy host memory."""
         return np.asarray(packed)
 
 
@@ -207,7 +207,8 @@ def use_adam_kernel(optimizer: keras.optimizers.Optimizer) -> None:
     """Take Adam's steps with TensorFlow's own kernel: one operation per variable instead of a dozen.
 
     It computes the same as Keras (Kingma and Ba, 2014, with the epsilon of section 2). Keras still does the
-    work around the step, such as clipping and weight decay. Other optimizers stay unchanged.
+    work around the step, such as clipping and weight decay. Keras's own step is kept for AMSGrad and for
+    gradients with slices. Other optimizers stay unchanged.
 
     Args:
         optimizer: the optimizer of a worker's replica.

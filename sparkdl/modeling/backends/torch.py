@@ -63,7 +63,7 @@ class TorchReplica(StatefulReplica):
         return self._model
 
     def catch_up(self) -> None:
-        """Update the metrics with the last step."""
+        """Update the metrics with the results of the last step."""
         waiting, self._waiting, self._loss = self._waiting, [], None
         with torch.no_grad():
             for take_in in waiting:

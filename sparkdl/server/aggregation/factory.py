@@ -29,7 +29,7 @@ class AggregationSpec:
         staleness: in modes without rounds, maximum number of exchanges that a worker may be ahead of the
             slowest one; None: no limit.
         hybrid: conditions under which a round closes without some of its workers; None: never.
-        tables: trainable variables, if gradients that may have slices are merged.
+        tables: sizes of the trainable variables, if gradients with slices may be merged; otherwise empty.
     """
 
     mode: str

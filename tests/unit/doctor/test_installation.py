@@ -201,7 +201,7 @@ def test_a_disk_that_is_nearly_full_is_a_warning(monkeypatch):
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["doctor", "--num-workers", "0"], "expected a number of at least 1; got '0'"),
+        (["doctor", "--num-workers", "0"], "expected a whole number of at least 1; got '0'"),
         (["doctor", "--timeout", "soon"], "expected a number of seconds above 0; got 'soon'"),
         (["doctor", "--conf", "spark.ui.port"], "expected KEY=VALUE; got 'spark.ui.port'"),
     ],
