@@ -70,6 +70,7 @@ class Connection:
         self._http = tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT)
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._answer: http.client.HTTPResponse | None = None
+        self._streams = False  # the open connection carries the stream of updates, and no other request
 
     def call(self, path: str, **fields: object) -> tuple[int, Any]:
         """POST a JSON object; return the status and the object in the response.
@@ -85,6 +86,8 @@ class Connection:
         """POST bytes; return the status and the bytes of the response. Raises like ``call``."""
 
         def send() -> None:
+            if self._streams:
+                self.close()
             self._http.request("POST", path, body, self._token)
 
         def receive() -> tuple[int, bytes]:
@@ -96,8 +99,9 @@ class Connection:
     def send(self, update: Update) -> None:
         """Send an update in this connection's stream, which begins with the first update."""
         parts = messages.sections(update)
-        if self._http.sock is None:
-            self.close()  # not open yet, or the endpoint closed it: forget the old response
+        if self._http.sock is None or not self._streams:
+            self.close()  # forget the old response of a stream that the endpoint closed
+            self._streams = True
             self._http.putrequest("POST", "/v1/exchange")
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
@@ -182,6 +186,7 @@ class Connection:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
+        self._streams = False
         self._http.close()
 
 
@@ -235,7 +240,6 @@ class HttpExchange(Exchange):
                 fingerprint=fingerprint,
             )
             if status == 200:
-                self._connection.close()
                 return begin
 
     def begin(self, update: Update) -> Update:

@@ -361,6 +361,19 @@ def test_a_reply_that_was_lost_is_asked_for_again(streaming):
     assert [2.0] == reply.parameters.tolist() == store.aggregation.parameters.tolist()
 
 
+def test_a_switch_between_requests_and_the_stream_repeats_nothing():
+    """A worker that sends updates between other requests, as a shuffle's workers do, resends nothing."""
+    with ExitStack() as stack:
+        store = store_of("asynchronous", workers=1, size=1)
+        exchange = Http(store, stack).exchange(0)
+        exchange(Update(kind=Kind.SHARE, rows=10))
+        store.release(0, NEVER)
+        exchange.ready(10, 0, {})
+
+        assert [1.0] == exchange(update(1.0)).parameters.tolist()
+    assert 0 == exchange.retried
+
+
 def test_an_endpoint_does_not_show_its_token():
     """The repr of an endpoint, which may be logged, does not show the token."""
     assert "Endpoint(host='h', port=1)" == repr(Endpoint("h", 1, "secret", RUN))
