@@ -447,6 +447,8 @@ def _other_labels(labels: Any) -> Any:
     """Return labels of the same kind: other classes, or other positions in a vector."""
     if len(labels.shape) > 1 and labels.shape[-1] > 1:
         return keras.ops.roll(labels, 1, axis=-1)
-    if "float" in keras.backend.standardize_dtype(labels.dtype):
+    # Spark's labels are doubles, also those of classes. TensorFlow logs an error for a class below 0.
+    fractions = "float" in keras.backend.standardize_dtype(labels.dtype)
+    if fractions and not bool(keras.ops.all(keras.ops.equal(labels, keras.ops.floor(labels)))):
         return 1 - labels
     return keras.ops.where(labels > 0, keras.ops.zeros_like(labels), keras.ops.ones_like(labels))

@@ -95,6 +95,24 @@ def test_a_loss_that_compares_rows_is_named(label, caplog):
     assert "circle: the loss of a batch is not" in judged(model, X, np.array([label]), caplog)
 
 
+@pytest.mark.parametrize("label", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_a_loss_of_classes_is_checked_with_classes_that_it_has(label, dtype, caplog):
+    """The check of a loss passes no label outside the classes, also if labels are Spark's doubles."""
+    seen = []
+
+    class Seeing(keras.losses.SparseCategoricalCrossentropy):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            seen.append(keras.ops.convert_to_numpy(y_true))
+            return super().__call__(y_true, y_pred, sample_weight)
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="softmax")])
+    model.compile("sgd", Seeing())
+
+    assert "" == judged(model, X, np.array([label], dtype), caplog)
+    assert set(np.concatenate([each.ravel() for each in seen]).tolist()) <= {0, 1, 2}
+
+
 BY_ROWS = [
     "mae",
     "mape",
