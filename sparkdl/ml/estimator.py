@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.errors import ModelError, short
+from sparkdl.errors import ConfigError, ModelError, short
 from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
 from sparkdl.ml.transformer import Predicts
@@ -19,24 +20,60 @@ from sparkdl.modeling import checks, losses, serialization, signature
 from sparkdl.modeling.keras_types import Model as KerasModel
 from sparkdl.settings import grouped
 from sparkdl.spark import spark_internals
+from sparkdl.ui.history import History
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingSummary:
-    """The results of a fit.
+    """The results of a fit. Printed, it shows them as the History of ``SparkModel.fit`` does.
 
     Args:
         history: the content of Keras's History: a list with one number per epoch, by metric name.
         training: counts and timings of the run, as in the History of ``SparkModel.fit``.
+        fit: the History of the fit; None for a model that was loaded from a file.
 
     Attributes:
         history: as the argument.
         training: as the argument; empty for a model that was loaded from a file.
     """
 
-    def __init__(self, history: dict[str, list[float]], training: dict[str, Any]) -> None:
-        self.history, self.training = history, training
+    def __init__(
+        self, history: dict[str, list[float]], training: dict[str, Any], *, fit: History | None = None
+    ) -> None:
+        self.history, self.training, self._fit = history, training, fit
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the live page of the run, with its data, as one HTML file that needs no server.
+
+        Args:
+            path: a local path; an existing file is replaced.
+
+        Raises:
+            ConfigError: the model was loaded from a file, which holds the history only.
+            OSError: the file cannot be written.
+        """
+        if self._fit is None:
+            raise ConfigError(
+                "report needs the data of the run, which a saved model does not have; this summary was "
+                "loaded and has only its history. Call report in the process of the fit."
+            )
+        self._fit.report(path)
+
+    def __repr__(self) -> str:
+        return repr(self._shown()).replace("History", type(self).__name__, 1)
+
+    def _repr_html_(self) -> str:
+        return self._shown()._repr_html_()
+
+    def _shown(self) -> History:
+        """Return the History of the fit; for a loaded model, one with the results of the epochs."""
+        if self._fit is not None:
+            return self._fit
+        shown = History()
+        shown.history = self.history
+        shown.epoch = list(range(max(map(len, self.history.values()), default=0)))
+        return shown
 
     @property
     def objectiveHistory(self) -> list[float]:
@@ -152,7 +189,7 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         result._builder = builder
         spark_internals.set_uid(result, self.uid)
         self._copyValues(result)
-        result._summary = TrainingSummary(history.history, history.training)
+        result._summary = TrainingSummary(history.history, history.training, fit=history)
         if self.getOrDefault("task") == "auto":
             classifies = losses.head_of(trained.model, "auto", trained.output_shapes()).classifies
             what = (

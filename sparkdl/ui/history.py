@@ -90,11 +90,11 @@ class History(keras.callbacks.History):  # type: ignore[misc]
             if values
         )
         run = self.training
+        what = f"History of {counted(len(self.epoch), 'epoch')}: {changes}"
+        if not run:  # read from a file, without the counts
+            return what
         counts = counted(run.get("rows", 0), "row"), counted(run.get("workers", 0), "worker")
-        seconds = sum(run.get("epoch_seconds", []))
-        return (
-            f"History of {counted(len(self.epoch), 'epoch')}: {changes}; {', '.join(counts)}, {seconds:.1f} s"
-        )
+        return f"{what}; {', '.join(counts)}, {sum(run.get('epoch_seconds', [])):.1f} s"
 
     def _repr_html_(self) -> str:
         logs = [dict[str, Any]() for _ in self.epoch]

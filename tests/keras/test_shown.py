@@ -16,7 +16,8 @@ from matplotlib import pyplot
 import sparkdl
 from sparkdl import SparkModel
 from sparkdl.driver.training_record import TrainingRecord
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.ml.estimator import TrainingSummary
 from sparkdl.rules import RULES
 from sparkdl.transport.messages import ACTIVITIES
 from sparkdl.ui.history import History
@@ -206,6 +207,33 @@ def test_timings_belong_to_their_epochs(rows, seconds, epochs, expected):
     record = TrainingRecord({"epoch_rows": rows, "epoch_seconds": seconds})
 
     assert expected == record.timings(epochs)
+
+
+def test_the_summary_of_an_estimator_is_shown_as_a_history(history):
+    """A TrainingSummary shows what the History of its fit shows."""
+    summary = TrainingSummary(history.history, history.training, fit=history)
+
+    assert repr(history).replace("History of", "TrainingSummary of") == repr(summary)
+    assert history._repr_html_() == summary._repr_html_()
+
+
+def test_the_summary_of_an_estimator_writes_the_report_of_its_fit(history, tmp_path):
+    """A TrainingSummary writes the same page as the History of its fit."""
+    history.run = {"workers": []}
+    TrainingSummary(history.history, history.training, fit=history).report(tmp_path / "summary.html")
+    history.report(tmp_path / "history.html")
+
+    assert (tmp_path / "history.html").read_bytes() == (tmp_path / "summary.html").read_bytes()
+
+
+def test_a_summary_that_was_loaded_has_the_results_and_no_report(tmp_path):
+    """A loaded TrainingSummary shows its epochs without counts, and says why it has no report."""
+    loaded = TrainingSummary({"loss": [0.5, 0.25]}, {})
+
+    assert "TrainingSummary of 2 epochs: loss 0.5000 → 0.2500" == repr(loaded)
+    assert "0.2500" in loaded._repr_html_()
+    with pytest.raises(ConfigError, match="a saved model does not have"):
+        loaded.report(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize("given", [History(), None, {"loss": [1.0]}])

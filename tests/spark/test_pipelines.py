@@ -735,6 +735,9 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
     plain = keras.saving.load_model(tmp_path / "fitted" / "model.keras")
 
     assert fitted.summary.history == loaded.summary.history
+    assert "2 epochs" in repr(loaded.summary)
+    fitted.summary.report(tmp_path / "report.html")
+    assert "<html" in (tmp_path / "report.html").read_text("utf-8")
     np.testing.assert_array_equal(weights_of(fitted), weights_of(loaded))
     np.testing.assert_array_equal(plain.predict(problem.x), loaded.getModel().predict(problem.x))
     again = KerasTransformer(model=plain, predictionCol="guess")
