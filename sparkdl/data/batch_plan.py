@@ -161,13 +161,13 @@ class Plan:
     Attributes:
         rows: the number of training rows of each worker.
         worker: this worker's index.
-        batch_size: maximum rows of an update: of all workers together if ``joint``, else of this worker.
+        batch_size: maximum rows of a step: of all workers together if ``joint``, else of this worker.
         window: local batches per exchange; None is one exchange per epoch.
-        joint: whether all workers make each update together (a mean gradient per batch).
+        joint: whether all workers make each step together (a mean gradient per batch).
         shuffle: whether each pass takes the worker's rows in a new random order.
         seed: the seed of the orders, combined with the pass and the worker.
         first_epoch: the first epoch of the run. Its first exchange has number 0.
-        steps_per_epoch: updates per epoch of one process with this ``batch_size``; None is one pass.
+        steps_per_epoch: steps per epoch of one process with this ``batch_size``; None is one pass.
     """
 
     rows: tuple[int, ...]

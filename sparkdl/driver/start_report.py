@@ -171,14 +171,14 @@ def gpus_of(members: Mapping[int, Member], *, shared: bool) -> list[list[str]]:
 
 
 def division(start: Start) -> str:
-    """Return the numbers of workers (with the reason), of rows, and of updates per epoch."""
+    """Return the numbers of workers (with the reason), of rows, and of the optimizer's steps per epoch."""
     plan = start.plan
     whose = "over all workers" if plan.joint else "per worker"
-    updates = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
+    steps = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
     return (
         f"{counted(start.request.num_workers, 'worker')} ({start.request.reason}) on "
         f"{counted(start.rows, 'row')}, batch_size={plan.batch_size} {whose}: "
-        f"{counted(updates, 'update')} per epoch."
+        f"{counted(steps, 'step')} per epoch."
     )
 
 

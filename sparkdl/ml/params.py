@@ -299,7 +299,7 @@ class FitParams(PredictionParams):
     batchSize = _param("rows per update of the optimizer", _whole)
     epochs = _param("number of epochs", _natural)
     initialEpoch = _param("the index of the epoch at which training begins", _natural)
-    stepsPerEpoch = _param("updates per epoch; by default a pass over all rows", _whole)
+    stepsPerEpoch = _param("steps per epoch; by default a pass over all rows", _whole)
     validationSteps = _param("batches of validation rows to evaluate; by default all", _whole)
     shuffle = _param("whether rows are dealt in a random order", FLAG)
     preservePartitions = _param(

@@ -72,7 +72,7 @@ def test_rows_that_can_be_trained_on_pass():
     start_report.check(start_of(held=(16, 0), fixed=16, indicator="held", fit={"validation_split": 0.1}))
 
 
-DIVISION = "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 6 updates per epoch."
+DIVISION = "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 6 steps per epoch."
 SCALED = (
     "INFO Workers train separately between exchanges, at 1.41 times the learning rate, with "
     'merge="bmuf". If you pass merge= yourself, the learning rate is not scaled.'
@@ -87,15 +87,12 @@ ONE_CLASS = "WARNING Workers with rows of only one class: [1]."
         (start_of(merge="average"), [DIVISION]),
         (
             start_of(frequency="batch"),
-            [
-                "INFO 2 workers (one per slot) on 80 rows, batch_size=16 over all workers: "
-                "5 updates per epoch."
-            ],
+            ["INFO 2 workers (one per slot) on 80 rows, batch_size=16 over all workers: 5 steps per epoch."],
         ),
         (
             start_of((80, 0), notes=({"empty": 3}, {"empty": 1}), merge="average"),
             [
-                "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 5 updates per epoch.",
+                "INFO 2 workers (one per slot) on 80 rows, batch_size=16 per worker: 5 steps per epoch.",
                 "WARNING Workers without rows: 1 of 2.",
                 "WARNING Partitions without rows: 4.",
             ],

@@ -304,7 +304,7 @@ def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
     assert any("had a non-finite loss" in line for line in caplog.messages)
 
 
-DIVISION = r"2 workers \(as requested\) on 203 rows, batch_size=32 over all workers: 7 updates per epoch\.\n"
+DIVISION = r"2 workers \(as requested\) on 203 rows, batch_size=32 over all workers: 7 steps per epoch\.\n"
 PAGE = r"Live page: http://\S+/\?key=[\w-]{32}\n"
 EPOCH = r"Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.]+){2}\n"
 

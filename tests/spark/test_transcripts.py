@@ -40,7 +40,7 @@ history = spark_model.fit(x, x.sum(axis=1), 64, epochs=2, validation_split=0.1, 
 """
 START = "== fit"
 OWN = [  # the lines of sparkdl that docs/how-to/watch.md lists
-    r"2 workers \(as requested\) on 180,000 rows, batch_size=64 per worker: 2,814 updates per epoch\.",
+    r"2 workers \(as requested\) on 180,000 rows, batch_size=64 per worker: 2,814 steps per epoch\.",
     r"Workers train separately between exchanges, at 1\.41 times the learning rate, with merge=\"bmuf\"\. "
     r"If you pass merge= yourself, the learning rate is not scaled\.",
     r"Live page: http://(127\.0\.0\.1|localhost):\d+/\?key=[\w-]{32}",
