@@ -87,7 +87,7 @@ def words_of(one: Shortfall) -> str:
         else f"scored {one.points:.1f} points (hundredths of accuracy or R²) below plain Keras"
     )
     return (
-        "In the convergence study of sparkdl (docs/explanation/which-mode-evidence.md), "
+        'In the convergence study of sparkdl (the page "Which mode: the evidence" of its documentation), '
         f'mode="{one.mode}" with frequency={frequency}{rule}, {optimizer} and {one.workers} workers {ended} '
         f'on the data set {one.problem}. mode="synchronous" with frequency="batch" matches plain Keras for '
         "any number of workers."

@@ -75,3 +75,5 @@ def test_a_warning_says_what_was_seen_and_what_does_better(points, said):
     assert said in words
     assert 'merge="sum"' in words
     assert 'frequency="batch"' in words
+    assert 'the page "Which mode: the evidence" of its documentation' in words
+    assert ".md" not in words
