@@ -20,7 +20,7 @@ import keras
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.driver.display.progress import Results
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import keras_internals, keras_variables, optimizers
+from sparkdl.modeling import event_files, keras_internals, keras_variables, optimizers
 from sparkdl.modeling.keras_types import Callback, Model
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,17 @@ def saves(callback: object) -> bool:
     return isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
 
 
-def require_results_only(callback: Callback) -> None:
-    """Refuse a callback that profiles batches.
+def require_usable(callback: Callback) -> None:
+    """Refuse a TensorBoard that profiles batches, or whose packages are not installed.
 
     Raises:
         ConfigError: the callback is a TensorBoard with ``profile_batch``.
+        ModuleNotFoundError: TensorFlow or TensorBoard is not installed. Keras finds this out after the start.
     """
-    if isinstance(callback, keras.callbacks.TensorBoard) and keras_internals.profiles_batches(callback):
+    if not isinstance(callback, keras.callbacks.TensorBoard):
+        return
+    event_files.require_summaries("keras.callbacks.TensorBoard")
+    if keras_internals.profiles_batches(callback):
         raise ConfigError(
             "TensorBoard(profile_batch=...) would profile the driver, but the executors train. Set "
             "profile_batch=0."

@@ -42,6 +42,7 @@ def check_callbacks(callbacks: object) -> list[Callback]:
 
     Raises:
         ConfigError: one of them is not a Keras callback, or would profile batches, which run on executors.
+        ModuleNotFoundError: one of them needs a package that is not installed.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -51,7 +52,7 @@ def check_callbacks(callbacks: object) -> list[Callback]:
             raise ConfigError(
                 f"callbacks should be keras.callbacks.Callback objects; got {type(callback).__name__}."
             )
-        batch_hooks.require_results_only(callback)
+        batch_hooks.require_usable(callback)
     return kept
 
 

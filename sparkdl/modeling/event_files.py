@@ -9,7 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-INSTALL = "Install them on the driver: pip install 'sparkdl-keras[tensorflow-cpu]' tensorboard"
+INSTALL = {
+    "tensorboard": "Install it on the driver: pip install tensorboard",
+    "tensorflow": "Install them on the driver: pip install 'sparkdl-keras[tensorflow-cpu]' tensorboard",
+}
 
 
 class EventFile:
@@ -51,7 +54,7 @@ def require_summaries(name: str) -> Any:
         package = (error.name or "").split(".")[0]
         raise ModuleNotFoundError(
             f"{name} needs TensorFlow and TensorBoard, with any backend; {package} is not installed. "
-            f"{INSTALL}.",
+            f"{INSTALL.get(package, INSTALL['tensorflow'])}.",
             name=package,
         ) from error
     return tensorflow.summary

@@ -117,17 +117,27 @@ def test_plain_keras_writes_nothing(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("package", ["tensorflow", "tensorboard"])
-def test_a_missing_package_is_named_before_training(package):
-    """Without TensorFlow or TensorBoard, the callback says what to install when training begins."""
-    code = (
-        "import sys; from sparkdl.callbacks import WorkerScalars;"
-        f"sys.modules[{package!r}] = None; WorkerScalars('logs').on_train_begin()"
-    )
+INSTALL = {
+    "tensorboard": "Install it on the driver: pip install tensorboard.",
+    "tensorflow": "Install them on the driver: pip install 'sparkdl-keras[tensorflow-cpu]' tensorboard.",
+}
+CALLS = {
+    "WorkerScalars": "from sparkdl.callbacks import WorkerScalars;"
+    "call = WorkerScalars('logs').on_train_begin",
+    "keras.callbacks.TensorBoard": "import keras; from sparkdl.driver.epochs import check_callbacks;"
+    "board = keras.callbacks.TensorBoard('logs'); call = lambda: check_callbacks(board)",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("package", INSTALL)
+def test_a_missing_package_is_named_before_training(package, name):
+    """Without TensorFlow or TensorBoard, a callback's error says what to install before training begins."""
+    code = f"import sys; {CALLS[name]}; sys.modules[{package!r}] = None; call()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     expected = (
-        f"WorkerScalars needs TensorFlow and TensorBoard, with any backend; {package} is not installed. "
-        "Install them on the driver: pip install 'sparkdl-keras[tensorflow-cpu]' tensorboard."
+        f"{name} needs TensorFlow and TensorBoard, with any backend; {package} is not installed. "
+        f"{INSTALL[package]}"
     )
     assert done.stderr.strip().split("\n")[-1].endswith(expected)
