@@ -40,12 +40,14 @@ class CheckpointPolicy:
 
     Attributes:
         resumed: the checkpoint that the run resumes from, if there is one.
+        resumption: a sentence that names this checkpoint and its place; empty if there is none.
         seed: the seed of every random order.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
         on_event: a function of the text and the level of an event, which records it.
     """
 
     resumed: Saved | None = None
+    resumption = ""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -132,6 +134,7 @@ class FolderPolicy(CheckpointPolicy):
         }
         self.description = describe(request.model, request.schema, others)
         self.resumed = checkpoints.newest(self.settings, self.description)
+        self.resumption = checkpoints.resumption
         if self.resumed:
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
         self.settings["seed"] = self.seed

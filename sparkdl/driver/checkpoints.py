@@ -202,6 +202,9 @@ class Checkpoints:
         fresh: whether the run is new, so that the folder must not have checkpoints.
         lease: the lease of the folder, if there is one; nothing is written after it is lost.
 
+    Attributes:
+        resumption: a sentence that names the checkpoint to resume from and its place; empty without one.
+
     Raises:
         ConfigError: the folder cannot be used, or has checkpoints of an earlier run.
     """
@@ -212,6 +215,7 @@ class Checkpoints:
         self.config, self.context, self.lease = config, context, lease
         self._problem: CheckpointError | None = None  # the reason why no more checkpoints are written
         self.failed = 0
+        self.resumption = ""
         self.saved: Snapshot | None = None  # the newest snapshot that was handed to the writer
         self._version, self._time = 0, time.monotonic()  # version and time of that snapshot
         self._noted = False
@@ -269,7 +273,8 @@ class Checkpoints:
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 problem = f"it is damaged or not a checkpoint ({error})"
             if problem is None:
-                logger.info("The run resumes from %s.", self._path(name))
+                self.resumption = f"Resuming at {saved.snapshot}, from {name}."
+                logger.info("%s", self.resumption)
                 if changes:
                     logger.warning("The resumed run differs from the original run: %s.", _listed(changes))
                 return saved

@@ -225,6 +225,9 @@ class FitRun:
         if page is not None:
             noting = LineDisplay(request.fit.epochs) if self.callbacks.draws else display
             noting.note(f"Live page: {group.address}{page.link()}")
+        if self.checkpoints.resumption:
+            display.note(self.checkpoints.resumption)
+            self.record.add_event(self.checkpoints.resumption, "info")
         return store, group, ObservedDisplay(display, self.record, store, self.traffic)
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:

@@ -290,6 +290,21 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_a_resumed_run_names_its_checkpoint(spark, problem, tmp_path, capsys, caplog):
+    """A run that resumes prints, logs and records once from which checkpoint, and at which place."""
+    caplog.set_level(logging.INFO, "sparkdl")
+    trainer, folder = SparkModel(problem.model(), num_workers=2), str(tmp_path)
+    new = trainer.fit(problem.x, problem.y, epochs=1, verbose=2, checkpoint=folder)
+    assert "Resuming" not in capsys.readouterr().out + "".join(caplog.messages)
+
+    resumed = trainer.fit(problem.x, problem.y, epochs=2, verbose=2, checkpoint=folder, resume=True)
+
+    line = "Resuming at the end of epoch 1, from checkpoint-00000001.sparkdl."
+    assert 1 == capsys.readouterr().out.count(f"{line}\n") == caplog.messages.count(line)
+    found = [[event["text"] for event in history.run["events"]] for history in (new, resumed)]
+    assert [0, 1] == [texts.count(line) for texts in found]
+
+
 def test_a_resumed_run_that_is_stopped_before_its_first_batch_ends(spark, problem, tmp_path):
     """An asynchronous run that a callback stops as it resumes ends with the epoch under way."""
     trainer = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
