@@ -1,5 +1,6 @@
 """Names and links in the documentation lead somewhere."""
 
+import configparser
 import importlib.util
 import re
 from pathlib import Path
@@ -63,6 +64,18 @@ def test_few_blocks_of_code_are_not_run():
     left_out = [block for name in pages.names() for block in pages.blocks(name) if block["skip"]]
 
     assert NOT_RUN == len(left_out)
+
+
+def test_every_extra_has_a_row():
+    """The page on installing has a row for each extra that the distribution has, and for no other."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    tables = page.partition("## All extras")[2]
+    rows = re.findall(r"^\| (`.+?) \|", tables, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+
+    assert {*setup["options.extras_require"]} == named
 
 
 def _prose(page: Path) -> str:
