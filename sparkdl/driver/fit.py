@@ -224,7 +224,7 @@ class FitRun:
         stack.callback(display.close)
         if page is not None:
             noting = LineDisplay(request.fit.epochs) if self.callbacks.draws else display
-            noting.note(f"Live page: {group.address}{page.link()}")
+            noting.note(f"Live page: {group.address}{page.link()} (works once)")
         if self.checkpoints.resumption:
             display.note(self.checkpoints.resumption)
             self.record.add_event(self.checkpoints.resumption, "info")

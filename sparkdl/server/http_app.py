@@ -173,7 +173,8 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
     """Add the answers to requests that are refused or fail."""
 
     def refusal(status: int, message: str) -> ResponseReturnValue:
-        traffic.refuse()
+        if flask.request.blueprint != PAGE:  # its viewers are no workers
+            traffic.refuse()
         return flask.jsonify(error=message), status, {"Connection": "close"}
 
     @app.errorhandler(RefusedError)

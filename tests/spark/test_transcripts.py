@@ -43,7 +43,7 @@ OWN = [  # the lines of sparkdl that docs/how-to/watch.md lists
     r"2 workers \(as requested\) on 180,000 rows, batch_size=64 per worker: 2,814 steps per epoch\.",
     r"Workers train separately between exchanges, at 1\.41 times the learning rate, with merge=\"bmuf\"\. "
     r"If you pass merge= yourself, the learning rate is not scaled\.",
-    r"Live page: http://(127\.0\.0\.1|localhost):\d+/\?key=[\w-]{32}",
+    r"Live page: http://(127\.0\.0\.1|localhost):\d+/\?key=[\w-]{32} \(works once\)",
     r"Epoch [12]/2 - [\d.]+ s - [\d,]+ rows/s - loss: [\d.]+ - mae: [\d.]+ - val_loss: [\d.]+ - "
     r"val_mae: [\d.]+",
 ]

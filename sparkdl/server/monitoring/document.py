@@ -1,7 +1,8 @@
-"""The HTML document of a run: the live page, or a report that is saved as a file."""
+"""The HTML document of a run: the live page, a report that is saved as a file, or the page without access."""
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ def report(values: Mapping[str, Any]) -> str:
     return _document({"run": values, "hint": "" if library else WITHOUT_CHARTS}, library=library, nonce="")
 
 
+def closed(refusal: str) -> str:
+    """Return the page for a browser that may not see the run.
+
+    Args:
+        refusal: why, and what to do.
+    """
+    return _filled("page.closed.html", {"{style}": _text("page.css"), "{refusal}": html.escape(refusal)})
+
+
 @cache
 def chart_library() -> str | None:
     """Return the JavaScript of plotly; None if the package is not installed."""
@@ -48,17 +58,23 @@ def chart_library() -> str | None:
 
 
 def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
-    folder = files(__package__)
-    names = ("page.html", "page.css", "page.js")
-    html, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
     # "</script>" in a value would end the element that holds the settings.
     values = json.dumps({**settings, "activities": ACTIVITIES}).replace("<", "\\u003c")
     parts = {
-        "{style}": style,
+        "{style}": _text("page.css"),
         "{library}": library,
         "{settings}": values,
         "{nonce}": f' nonce="{nonce}"' if nonce else "",
-        "{script}": script,
+        "{script}": _text("page.js"),
     }
+    return _filled("page.html", parts)
+
+
+def _filled(name: str, parts: Mapping[str, str]) -> str:
+    """Return a file of this package with its placeholders replaced."""
     # In one pass, because a part may contain a placeholder, such as "{style}".
-    return re.sub(r"\{[a-z]+\}", lambda found: parts[found[0]], html)
+    return re.sub(r"\{[a-z]+\}", lambda found: parts[found[0]], _text(name))
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")

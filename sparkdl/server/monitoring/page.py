@@ -1,6 +1,6 @@
 """The live page of a run: the routes that serve it, and its sessions.
 
-* ``GET  /``             HTML: the page;
+* ``GET  /``             HTML: the page, or with status 401 how to open it;
 * ``GET  /state``        JSON: all values of the run's record;
 * ``GET  /events``       Server-Sent Events: the values, then what is new, once per second;
 * ``GET  /plotly.js``    JavaScript: the chart library of the plotly package, if it is installed;
@@ -33,6 +33,10 @@ KEEPALIVE_SECONDS = 5.0  # time after which a stream without news sends a commen
 KEYS = 100  # maximum number of links that were not opened yet
 PAGE = "page"  # Flask's name for the routes of the page
 BODY_BYTES = 1000  # size limit of a request's body
+REFUSAL = (
+    "This page needs a link that was not used before, or the browser that opened it. Press "
+    '"Link for another viewer" on the open page.'
+)
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data: blob:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -76,18 +80,21 @@ class Page:
         routes.post("/link", endpoint="link")(self.new_link)
         app.register_blueprint(routes)
 
-    def _check(self) -> None:
+    def _check(self) -> flask.Response | None:
         """Require a session, or a link that was not used yet, and for POST requests the page's CSRF token.
+
+        Returns:
+            None if the request may go on. For a person who opens the page without a session or such a link,
+            an HTML page that says so.
 
         Raises:
             RefusedError: there is neither a session nor such a link, or the CSRF token is wrong.
         """
-        if not self._has_session() and not (flask.request.path == "/" and self._use_key()):
-            raise RefusedError(
-                401,
-                "This page needs a link that was not used before, or the browser that opened it. Press "
-                '"Link for another viewer" on the open page.',
-            )
+        opens = flask.request.path == "/"
+        if not self._has_session() and not (opens and self._use_key()):
+            if not opens:
+                raise RefusedError(401, REFUSAL)
+            return _answer(document.closed(REFUSAL), status=401)
         if flask.request.method == "POST":
             given = flask.request.headers.get("X-CSRF-Token", "")
             if not given:
@@ -98,6 +105,7 @@ class Page:
                 )
             if not hmac.compare_digest(given.encode(), self._csrf.encode()):
                 raise RefusedError(403, "The request does not come from the page of this run. Reload it.")
+        return None
 
     def _has_session(self) -> bool:
         given = flask.request.cookies.get(self.cookie, "")
@@ -116,11 +124,7 @@ class Page:
         """Return the page, and the cookie of its session."""
         nonce = secrets.token_urlsafe(16)
         html = document.live(csrf=self._csrf, nonce=nonce)
-        answer = flask.Response(html, mimetype="text/html")
-        answer.headers["Content-Security-Policy"] = POLICY.format(nonce=nonce)
-        answer.headers["X-Content-Type-Options"] = "nosniff"
-        answer.headers["Referrer-Policy"] = "no-referrer"
-        answer.headers["Cache-Control"] = "no-store"
+        answer = _answer(html, nonce=nonce)
         secure = self.encrypted or flask.request.headers.get("X-Forwarded-Proto") == "https"
         # Without a path the cookie is for the folder of the page, behind a proxy too.
         answer.set_cookie(
@@ -199,3 +203,20 @@ class Page:
     def new_link(self) -> ResponseReturnValue:
         """Return a link for another viewer."""
         return {"link": self.link()}
+
+
+def _answer(html: str, *, status: int = 200, nonce: str = "") -> flask.Response:
+    """Return an answer with HTML that no other site may show, and that no browser or proxy keeps.
+
+    Args:
+        html: the document.
+        status: the HTTP status.
+        nonce: the value that its own script carries; empty: it has no script.
+    """
+    headers = {
+        "Content-Security-Policy": POLICY.format(nonce=nonce or secrets.token_urlsafe(16)),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
+    return flask.Response(html, status, mimetype="text/html", headers=headers)

@@ -179,6 +179,35 @@ def test_strangers_are_refused(port, path):
     assert 401 == ask(port, path, Authorization="Bearer secret")[0]
 
 
+def test_a_used_link_is_explained_to_a_person(port, page):
+    """A used link answers with a page that says what to do; paths that scripts read answer with JSON."""
+    link = page.link()
+    opened, refused = ask(port, f"/{link}"), ask(port, f"/{link}")
+    html, headers = refused[2].decode(), refused[1]
+    kept = "X-Content-Type-Options", "Referrer-Policy", "Cache-Control", "Content-Type"
+
+    assert "Link for another viewer" in html
+    assert "{" not in html.partition("<body>")[2]
+    assert "<script" not in html
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert [opened[1][name] for name in kept] == [headers[name] for name in kept]
+    assert headers["Set-Cookie"] is None
+    assert "Link for another viewer" in json.loads(ask(port, "/state")[2])["error"]
+
+
+def test_refused_viewers_are_no_refused_requests(port, page):
+    """The counts of a run have refused requests of workers and strangers, and none of the page's viewers."""
+    cookie, _ = opened(port, page)
+    for path in ("/", "/?key=used", "/state", "/events"):
+        ask(port, path)
+    ask(port, "/stop", "POST", b"{}", Cookie=cookie)
+    viewers = json.loads(ask(port, "/v1/status", Authorization="Bearer secret")[2])
+    ask(port, "/v1/status")
+    stranger = json.loads(ask(port, "/v1/status", Authorization="Bearer secret")[2])
+
+    assert (0, 1) == (viewers["refused_requests"], stranger["refused_requests"])
+
+
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/join", "/v1/exchange"])
 def test_a_viewer_is_no_worker(port, page, path):
     """The session of a viewer does not open the paths of workers."""
