@@ -169,10 +169,12 @@ class FitRun:
                 with interrupts.held():
                     self.record.finish("failed", reason_of(error))
                     snapshot = self._interrupted(store, group)
+                    self.record.settle(store, self.traffic)
                     self._record(store, group)
                     self._load(snapshot, store)
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
+            self.record.settle(store, self.traffic)
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):

@@ -147,6 +147,10 @@ class RunRecord:
         self._num_events = 0
         self._progress: dict[str, Any] = {"epoch": 0, "rows": 0, "total": 0}
         self._epoch_began = self._began
+        self._first_epoch = int(str(about.get("first_epoch", 0)))
+        self._ended = self._first_epoch - 1  # the last epoch that has ended
+        self._trained = 0.0  # seconds of the epochs that have ended
+        self._settled = False  # whether the workers have left
         self._ticked = 0.0
         self._workers: list[dict[str, Any]] = []
         self._staleness: list[int] = []
@@ -191,6 +195,7 @@ class RunRecord:
         """Record the results of an epoch."""
         with self._changed:
             seconds, self._state = time.monotonic() - self._epoch_began, "training"
+            self._ended, self._trained = epoch, self._trained + seconds
             self._epochs.add({"epoch": epoch + 1, "seconds": seconds, "rows": rows, "logs": _plain(logs)})
             self._progress |= {"rows": rows, "seconds": seconds}
             self._sample(run, sizes)
@@ -207,6 +212,19 @@ class RunRecord:
             at = round(time.monotonic() - self._began, 1)
             self._events.append({"at": at, "level": level, "text": text[:1000]})
             self._num_events += 1
+            self._publish()
+
+    def settle(self, run: Run, sizes: ByteCounts) -> None:
+        """Record each worker's last state, which its last heartbeat has sent, once the workers have left.
+
+        The speed of a worker is then its mean over the run. Rows of an epoch that the run did not begin are
+        left out: asynchronous workers may train them while the driver stops the run.
+        """
+        with self._changed:
+            if self._progress["epoch"] > self._ended:  # the run ends within an epoch
+                self._trained += time.monotonic() - self._epoch_began
+            self._settled = True
+            self._sample(run, sizes)
             self._publish()
 
     def finish(self, state: State, reason: str = "") -> None:
@@ -233,14 +251,17 @@ class RunRecord:
 
     def _worker(self, worker: int, member: Member, sizes: tuple[int, int], run: Run) -> dict[str, Any]:
         rows = run.plans[worker].epoch_rows if run.plans else 0
+        epoch, seen = member.epoch, member.seen_rows
+        if self._settled and epoch > self._ended == self._progress["epoch"]:
+            epoch, seen = self._ended, rows
         return {
             "worker": worker,
             "host": member.host,
             "device": ", ".join(member.notes.get("gpus", ())) or "CPU",
             "rows": rows,
-            "epoch": member.epoch + 1,
-            "seen": member.seen_rows,
-            "speed": self._speed(worker, member, rows),
+            "epoch": epoch + 1,
+            "seen": seen,
+            "speed": self._mean(epoch, seen, rows) if self._settled else self._speed(worker, member, rows),
             "received": sizes[0],
             "sent": sizes[1],
             "heard": round(max(0.0, time.monotonic() - member.heard), 1),
@@ -260,6 +281,11 @@ class RunRecord:
         if member.heard != then or worker not in self._positions:
             self._positions[worker] = member.heard, position
         return round(self._speeds.get(worker, 0.0), 1)
+
+    def _mean(self, epoch: int, seen: int, rows: int) -> float:
+        """Return the mean training rows per second of a worker that has left."""
+        trained = (epoch - self._first_epoch) * rows + seen
+        return round(trained / self._trained, 1) if self._trained else 0.0
 
     # Readers.
 

@@ -121,6 +121,40 @@ def test_the_speed_of_a_worker(kept, monkeypatch):
     assert (0.0, None) == (second["speed"], second["staleness"])
 
 
+def test_a_worker_that_left_has_its_last_state_and_mean_speed(kept, monkeypatch):
+    """At the end a worker has the rows, the times and the mean speed as of its last heartbeat."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(record, "time", clock)
+    run, traffic, kept = Run(), Traffic(), RunRecord(ABOUT)
+    for epoch in (0, 1):
+        kept.begin_epoch(epoch, 200)
+        clock.now += 4.0
+        kept.end_epoch(epoch, 200, {"loss": 1.0}, run, traffic)
+    run.members[0].epoch, run.members[0].seen_rows, run.members[0].seconds = 1, 100, [1.0, 6.0]
+    run.members[1].epoch, run.members[1].seen_rows = 2, 16  # of an epoch that the driver did not begin
+    kept.settle(run, traffic)
+    first, second = kept.values()["workers"]
+
+    assert (2, 100, 25.0, [1.0, 6.0]) == tuple(first[name] for name in ("epoch", "seen", "speed", "times"))
+    assert (2, 100, 25.0) == tuple(second[name] for name in ("epoch", "seen", "speed"))
+
+
+def test_a_run_that_fails_keeps_the_rows_of_its_last_epoch(kept, monkeypatch):
+    """After a failure within an epoch a worker has the rows that it trained, also those of a later epoch."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(record, "time", clock)
+    run, traffic, kept = Run(), Traffic(), RunRecord(ABOUT)
+    kept.begin_epoch(0, 200)
+    clock.now += 4.0
+    run.members[0].seen_rows = 50
+    run.members[1].epoch, run.members[1].seen_rows = 1, 20
+    kept.settle(run, traffic)
+    first, second = kept.values()["workers"]
+
+    assert (1, 50, 12.5) == tuple(first[name] for name in ("epoch", "seen", "speed"))
+    assert (2, 20, 30.0) == tuple(second[name] for name in ("epoch", "seen", "speed"))
+
+
 # -- the page -------------------------------------------------------------------------------------
 
 
