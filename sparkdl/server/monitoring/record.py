@@ -274,11 +274,13 @@ class RunRecord:
         """Return the smoothed training rows per second of a worker."""
         position = member.epoch * rows + member.seen_rows
         then, before = self._positions.get(worker, (member.heard, position))
-        if member.heard > then and position >= before:
-            newest = (position - before) / (member.heard - then)
+        seconds = member.heard - then
+        if worker not in self._positions or position < before:
+            self._positions[worker] = member.heard, position
+        elif seconds > max(0.0, TICK_SECONDS / 2):  # the end of an epoch may follow a sample at once
+            newest = (position - before) / seconds
             known = self._speeds.get(worker, newest)
             self._speeds[worker] = known + SMOOTHING * (newest - known)
-        if member.heard != then or worker not in self._positions:
             self._positions[worker] = member.heard, position
         return round(self._speeds.get(worker, 0.0), 1)
 

@@ -121,6 +121,19 @@ def test_the_speed_of_a_worker(kept, monkeypatch):
     assert (0.0, None) == (second["speed"], second["staleness"])
 
 
+def test_two_samples_in_a_moment_make_no_speed(kept):
+    """The sample at an epoch's end, a moment after another one, does not count as a time without rows."""
+    run, traffic = Run(), Traffic()
+    for heard, rows in ((10.0, 0), (12.0, 50), (12.01, 80)):
+        run.members[0].heard, run.members[0].seen_rows = heard, rows
+        kept.end_epoch(0, 100, {}, run, traffic)
+    moment = kept.values()["workers"][0]["speed"]
+    run.members[0].heard, run.members[0].seen_rows = 14.0, 100
+    kept.end_epoch(0, 100, {}, run, traffic)
+
+    assert (25.0, 25.0) == (moment, kept.values()["workers"][0]["speed"])
+
+
 def test_a_worker_that_left_has_its_last_state_and_mean_speed(kept, monkeypatch):
     """At the end a worker has the rows, the times and the mean speed as of its last heartbeat."""
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
