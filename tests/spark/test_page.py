@@ -13,6 +13,7 @@ from relay import Relay
 
 from sparkdl import History, SparkModel
 from sparkdl.errors import ConfigError
+from sparkdl.server.monitoring import document
 from sparkdl.transport.messages import ACTIVITIES
 
 pytestmark = pytest.mark.spark
@@ -141,6 +142,125 @@ def test_a_fit_is_watched_and_stopped(watched, browser, eventually):
     ]
 
 
+def values(**changes):
+    """Return the values of a record after two of five epochs, and changes of them."""
+    worker = {
+        "host": "ip-10-20-112-123.eu-west-1.compute.internal",
+        "device": "CPU",
+        "rows": 1_250_000,
+        "epoch": 3,
+        "seen": 1_123_456,
+        "speed": 12345.6,
+        "received": 123_400_000_000,
+        "sent": 123_400_000_000,
+        "heard": 0.4,
+        "retries": 12,
+        "lost": False,
+        "times": [12.3, 4567.0, 890.1, 1234.0, 56.7],
+        "staleness": 3,
+        "dropped": 14,
+    }
+    return {
+        "state": "training",
+        "reason": "",
+        "stop_request": None,
+        "seconds": 31.0,
+        "about": {"model": "net", "workers": 2, "first_epoch": 0, "epochs": 5, "mode": "asynchronous"},
+        "progress": {"epoch": 2, "rows": 10, "total": 1000, "seconds": 1.0},
+        "workers": [{"worker": 0, **worker}, {"worker": 1, **worker}],
+        "staleness": [3, 1],
+        "counts": {},
+        "epochs": [
+            {"epoch": k + 1, "seconds": 20.0 - 10 * k, "rows": 1000, "logs": {"loss": 1.0, "mae": 1.0}}
+            for k in (0, 1)
+        ],
+        "points": [],
+        "events": [],
+        "whole": True,
+    } | changes
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Return a function that shows the values of a record in the browser, as a report."""
+
+    def show(**changes):
+        path = tmp_path / "values.html"
+        path.write_text(document.report(values(**changes)), "utf-8")
+        browser.get(path.as_uri())
+
+    return show
+
+
+def test_everyone_can_read_the_page_of_a_used_link(browser, tmp_path):
+    """The page that explains a used link meets the rules of accessibility."""
+    pytest.importorskip("axe_core_python")
+    (tmp_path / "closed.html").write_text(document.closed("This page needs a link."), "utf-8")
+    browser.get((tmp_path / "closed.html").as_uri())
+
+    assert ["This page needs a link."] == texts(browser, "main p")[:1]
+    assert [] == violations(browser)
+
+
+def test_the_time_left_does_not_jump(browser, show):
+    """The time left is that at the speed of the last epochs, or of the rows so far in the first."""
+    show()
+    later = texts(browser, "#progress")[0]
+    show(epochs=[], progress={"epoch": 0, "rows": 500, "total": 1000, "seconds": 10.0})
+    first = texts(browser, "#progress")[0]
+    show(epochs=[], progress={"epoch": 0, "rows": 10, "total": 1000, "seconds": 1.0})
+    compiling = texts(browser, "#progress")[0]
+
+    # 1000 rows of epoch 2 in 10 s, and 10 rows of epoch 3 in 1 s; 2990 rows are left.
+    assert "92 rows/s · 33 s left" in later
+    assert "50 rows/s · 1 min 30 s left" in first
+    assert "left" not in compiling
+
+
+def test_the_tables_fit_a_laptop(browser, show):
+    """With all columns and a long name of a host, no table is wider than a page of 1280 pixels."""
+    browser.set_window_size(1280, 1000)
+    show()
+    wide = browser.execute_script(
+        "return [...document.querySelectorAll('.scroll')]"
+        ".filter((each) => each.scrollWidth > each.clientWidth)"
+        ".map((each) => each.getAttribute('aria-label'))"
+    )
+
+    assert [] == wide
+    assert ["Worker", *ACTIVITIES] == texts(browser, "#times-table thead th")
+
+
+def test_results_within_an_epoch_are_a_line(browser, show):
+    """An epoch with several results has a line without marks, and one with a single result has none."""
+    points = [{"at": at, "logs": {"loss": 1 - at / 4, "mae": 1.0}} for at in (0.2, 0.5, 0.8, 1.5, 2.01)]
+    show(points=points)
+    drawn = "document.getElementById('chart-loss').data.map((each) => [each.name, [each.x, each.mode]])"
+    lines = dict(browser.execute_script(f"return {drawn}"))
+    show(points=points[3:])
+    without = dict(browser.execute_script(f"return {drawn}"))
+
+    assert [[0.2, 0.5, 0.8, None], "lines"] == lines["within epochs"]
+    assert ["training"] == list(without)
+
+
+def test_charts_are_drawn_in_their_places_at_once(browser, show):
+    """The first drawing of a chart has the size of its place, also before the browser reports a new size."""
+    browser.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument",
+        {"source": "window.ResizeObserver = class { observe() {} };"},
+    )
+    browser.set_window_size(1280, 1000)
+    show()
+    sizes = browser.execute_script(
+        "return [...document.querySelectorAll('.chart')].map((each) => "
+        "[each.clientWidth, each.querySelector('.main-svg').getBoundingClientRect().width])"
+    )
+
+    assert 4 == len(sizes)
+    assert all(abs(place - drawn) < 2 for place, drawn in sizes), sizes
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("header", "words"),
@@ -187,6 +307,15 @@ def test_a_report_is_read_from_disk(browser, traced, tmp_path):
     assert [] == violations(browser)
     assert all(url.startswith(("file:", "data:")) for url in requested(browser))
     assert [] == browser.get_log("browser")
+
+
+def test_a_report_has_the_last_state_of_each_worker(traced):
+    """A run that is shorter than a heartbeat has all rows and the times of each worker, as of its end."""
+    workers = traced.run["workers"]
+
+    assert [3, 3] == [worker["epoch"] for worker in workers]
+    assert list(traced.training["worker_rows"]) == [worker["seen"] for worker in workers]
+    assert all(worker["speed"] > 0 and sum(worker["times"]) > 0 for worker in workers)
 
 
 def test_a_trace_accounts_for_the_time(traced, tmp_path):

@@ -4,6 +4,8 @@ const run = { about: {}, epochs: [], points: [] };
 const find = (id) => document.getElementById(id);
 const COLORS = ["#1f77b4", "#d55e00", "#2a9d4e", "#9467bd", "#c2a000", "#8c564b"];
 const TIMES = settings.activities;
+const SETTLED_SECONDS = 10;  // of the first epoch, before the time left is shown: the model is compiled first
+const FEWEST_POINTS = 3;  // of an epoch whose results within it are drawn
 const STATES = {
   starting: "Starting", training: "Training", finished: "Finished", stopped: "Stopped", failed: "Failed",
 };
@@ -48,12 +50,11 @@ function duration(seconds) {
 
 function fillTable(table, columns, rows) {
   const head = element("tr");
-  columns.forEach(([name, isText]) =>
-    head.append(element("th", name, { scope: "col", ...(isText && { class: "text" }) })));
+  columns.forEach(([name, kind]) => head.append(element("th", name, { scope: "col", ...(kind && { class: kind }) })));
   const body = rows.map((cells) => {
     const line = element("tr");
     cells.forEach((cell, index) => {
-      const kind = columns[index][1] ? { class: "text" } : {};
+      const kind = columns[index][1] ? { class: columns[index][1] } : {};
       line.append(index ? element("td", cell, kind) : element("th", cell, { scope: "row", ...kind }));
     });
     return line;
@@ -63,6 +64,19 @@ function fillTable(table, columns, rows) {
   const rest = element("tbody");
   rest.append(...body);
   table.replaceChildren(top, rest);
+}
+
+const isOver = () => ["finished", "stopped", "failed"].includes(run.state);
+
+// The rows per second over the last epochs and the present one, or over the whole run when it is over. The first
+// seconds of an epoch alone would tell little, and the first epoch includes the compilation of the model.
+function speedOfRun() {
+  const { progress } = run;
+  const parts = run.epochs.slice(isOver() ? 0 : Math.max(1, run.epochs.length - 3));
+  if (!parts.length) parts.push(...run.epochs);
+  if (!parts.length || parts.at(-1).epoch < progress.epoch + 1) parts.push(progress);
+  const sum = (name) => parts.reduce((total, part) => total + (part[name] || 0), 0);
+  return sum("seconds") ? sum("rows") / sum("seconds") : 0;
 }
 
 function showProgress() {
@@ -80,9 +94,10 @@ function showProgress() {
   const parts = [`Epoch ${progress.epoch + 1} of ${epochs}`];
   if (run.state === "starting" && progress.waiting) parts.push(progress.waiting);
   if (progress.total) parts.push(`${number(progress.rows)} of ${number(progress.total)} rows`);
-  const speed = progress.seconds ? progress.rows / progress.seconds : 0;
+  const speed = speedOfRun();
   if (speed) parts.push(`${number(Math.round(speed))} rows/s`);
-  if (run.state === "training" && speed && progress.total) {
+  const known = run.epochs.length || progress.seconds >= SETTLED_SECONDS;
+  if (run.state === "training" && speed && progress.total && known) {
     const left = (epochs - progress.epoch) * progress.total - progress.rows;
     parts.push(`${duration(left / speed)} left`);
   }
@@ -113,20 +128,18 @@ function showEpochs() {
 }
 
 function showWorkers() {
-  const timed = run.workers.some((worker) => worker.times && worker.times.length);
   const behind = run.workers.some((worker) => worker.staleness != null);
   const late = run.workers.some((worker) => worker.dropped);
-  const columns = [["Worker"], ["Host", true], ["Device", true], ["State", true], ["Epoch"], ["Rows"], ["Rows/s"],
-    ...(behind ? [["Staleness"]] : []), ...(late ? [["Dropped"]] : []), ["Received"], ["Sent"], ["Last heard"], ["Retries"],
-    ...(timed ? TIMES.map((name) => [name]) : [])];
-  const training = run.state === "training" || run.state === "starting";
+  const over = isOver();
+  const columns = [["Worker"], ["Host", "text host"], ["Device", "text"], ["State", "text"], ["Epoch"], ["Rows"], ["Rows/s"],
+    ...(behind ? [["Staleness"]] : []), ...(late ? [["Dropped"]] : []), ["Received"], ["Sent"],
+    ...(over ? [] : [["Heard"]]), ["Retries"]];
   fillTable(find("workers"), columns, run.workers.map((worker) => [
     worker.worker, worker.host, worker.device,
-    worker.lost ? "lost" : !training ? "ended" : worker.heard > 5 ? "silent" : "active",
+    worker.lost ? "lost" : over ? "ended" : worker.heard > 5 ? "silent" : "active",
     worker.epoch, `${number(worker.seen)} of ${number(worker.rows)}`, number(Math.round(worker.speed)),
     ...(behind ? [number(worker.staleness)] : []), ...(late ? [number(worker.dropped)] : []), bytes(worker.received), bytes(worker.sent),
-    `${worker.heard.toFixed(1)} s ago`, worker.retries,
-    ...(timed ? TIMES.map((_, index) => duration((worker.times || [])[index] || 0)) : []),
+    ...(over ? [] : [`${worker.heard.toFixed(1)} s ago`]), worker.retries,
   ]));
 }
 
@@ -149,69 +162,78 @@ function look() {
   return {
     margin: { l: 48, r: 12, t: 32, b: 40 }, paper_bgcolor: color("--card"), plot_bgcolor: color("--card"),
     font: { color: color("--ink"), size: 12 }, xaxis: { ...axis }, yaxis: { ...axis }, colorway: COLORS,
-    legend: { orientation: "h", y: -0.2 },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", traceorder: "normal" },
   };
 }
 
-function draw(parent, id, label, traces, layout) {
+// Return the place of a chart. All places are made before the first chart is drawn: a chart takes the size that its
+// place has then, and a place that is added later makes the others narrower.
+function placeOf(parent, id) {
   let place = document.getElementById(id);
   if (!place) {
     place = element("div", undefined, { id, class: "chart", role: "img" });
     parent.append(place);
     new ResizeObserver(() => place.data && window.Plotly.Plots.resize(place)).observe(place);
   }
-  place.setAttribute("aria-label", label);
-  window.Plotly.react(place, traces, { ...look(), ...layout }, { displayModeBar: false, responsive: true });
+  return place;
 }
 
-// A metric begins anew with each epoch, and so does the line.
+function draw(place, label, traces, layout) {
+  place.setAttribute("aria-label", label);
+  window.Plotly.react(place, traces, { ...look(), ...layout }, { displayModeBar: false });
+}
+
+// A metric begins anew with each epoch, and so does the line. An epoch with few points has none.
 function withinEpochs(points, name) {
   const x = [], y = [];
-  points.forEach((point, index) => {
-    if (index && Math.floor(point.at) !== Math.floor(points[index - 1].at)) {
-      x.push(null);
-      y.push(null);
+  for (const epoch of new Set(points.map((point) => Math.floor(point.at)))) {
+    const inner = points.filter((point) => Math.floor(point.at) === epoch);
+    if (inner.length < FEWEST_POINTS) continue;
+    x.push(...inner.map((point) => point.at), null);
+    y.push(...inner.map((point) => point.logs[name]), null);
+  }
+  return { x, y, mode: "lines", line: { width: 1, color: "#7f8c99" } };
+}
+
+function tracesOf(name) {
+  const traces = [];
+  const within = withinEpochs(run.points.filter((point) => typeof point.logs[name] === "number"), name);
+  if (within.x.length) traces.push({ name: "within epochs", ...within });
+  for (const [key, title, color] of [[name, "training", COLORS[0]], [`val_${name}`, "validation", COLORS[1]]]) {
+    const epochs = run.epochs.filter((epoch) => typeof epoch.logs[key] === "number");
+    if (epochs.length) {
+      traces.push({ name: title, mode: "lines+markers", marker: { color }, line: { color },
+        x: epochs.map((epoch) => epoch.epoch), y: epochs.map((epoch) => epoch.logs[key]) });
     }
-    x.push(point.at);
-    y.push(point.logs[name]);
-  });
-  return { x, y, mode: "lines+markers", line: { width: 1, color: "#7f8c99" }, marker: { size: 4, color: "#7f8c99" } };
+  }
+  return traces;
 }
 
 function showCharts() {
   if (!window.Plotly) return;
   const inner = run.points.flatMap((point) => Object.keys(point.logs));
   const names = [...new Set([...inner, ...metricNames()].map((name) => name.replace(/^val_/, "")))];
-  for (const name of names) {
-    const byEpoch = (key) => run.epochs.filter((epoch) => typeof epoch.logs[key] === "number");
-    const traces = [];
-    const within = run.points.filter((point) => typeof point.logs[name] === "number");
-    if (within.length) {
-      traces.push({ name: "within epochs", ...withinEpochs(within, name) });
-    }
-    for (const [key, title, color] of [[name, "training", COLORS[0]], [`val_${name}`, "validation", COLORS[1]]]) {
-      const epochs = byEpoch(key);
-      if (epochs.length) {
-        traces.push({ name: title, mode: "lines+markers", marker: { color }, line: { color },
-          x: epochs.map((epoch) => epoch.epoch), y: epochs.map((epoch) => epoch.logs[key]) });
-      }
-    }
-    if (!traces.length) continue;
+  const charts = names.map((name) => [name, tracesOf(name)]).filter(([, traces]) => traces.length);
+  const places = charts.map(([name]) => placeOf(find("charts"), `chart-${name}`));
+  charts.forEach(([name, traces], index) => {
     const title = `${name} by epoch`;
-    draw(find("charts"), `chart-${name}`, title, traces, { title: { text: title, font: { size: 14 } } });
-  }
-  showTimes();
+    draw(places[index], title, traces, { title: { text: title, font: { size: 14 } } });
+  });
 }
 
 function showTimes() {
   const workers = run.workers.filter((worker) => worker.times && worker.times.length);
+  find("times").hidden = find("times-title").hidden = !workers.length;
   if (!workers.length) return;
+  fillTable(find("times-table"), ["Worker", ...TIMES].map((name) => [name]),
+    workers.map((worker) => [worker.worker, ...TIMES.map((_, index) => duration(worker.times[index]))]));
+  if (!window.Plotly) return;
   const traces = TIMES.map((name, index) => ({
     name, type: "bar", orientation: "h", y: workers.map((worker) => `worker ${worker.worker}`),
     x: workers.map((worker) => worker.times[index]),
   }));
-  const title = "Seconds of each worker by activity";
-  draw(find("times"), "chart-times", title, traces, { barmode: "stack", title: { text: title, font: { size: 14 } } });
+  draw(placeOf(find("times"), "chart-times"), "Seconds of each worker by activity", traces,
+    { barmode: "stack", margin: { l: 48, r: 12, t: 8, b: 40 }, yaxis: { ...look().yaxis, autorange: "reversed" } });
 }
 
 function showStaleness() {
@@ -223,8 +245,8 @@ function showStaleness() {
   fillTable(find("staleness-table"), [["Staleness"], ["Updates"]],
     counts.map((count, index) => [names[index], number(count)]));
   if (window.Plotly) {
-    draw(find("staleness-chart"), "chart-staleness", "Number of updates by staleness",
-      [{ type: "bar", x: names, y: counts }], { showlegend: false });
+    draw(placeOf(find("staleness-chart"), "chart-staleness"), "Number of updates by staleness",
+      [{ type: "bar", x: names, y: counts }], { showlegend: false, xaxis: { ...look().xaxis, type: "category" } });
   }
 }
 
@@ -240,6 +262,7 @@ function take(values) {
   showWorkers();
   showEvents(added);
   showStaleness();
+  showTimes();
   showCharts();
   find("buttons").hidden = settings.run !== undefined || run.state !== "training";
   document.querySelectorAll("[data-stop]").forEach((button) => {
@@ -247,8 +270,6 @@ function take(values) {
   });
   if (run.reason) notice(run.reason);
 }
-
-const isOver = () => ["finished", "stopped", "failed"].includes(run.state);
 
 function notice(text) {
   find("notice").textContent = text;
@@ -312,7 +333,11 @@ if (settings.hint) {
   find("hint").textContent = settings.hint;
   find("hint").hidden = false;
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showCharts);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  showCharts();
+  showTimes();
+  showStaleness();
+});
 if (settings.run) {
   take(settings.run);
 } else {
