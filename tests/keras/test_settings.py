@@ -210,7 +210,7 @@ def test_each_param_is_described_by_its_field():
     params = {param.name: param.doc for param in KerasEstimator().params}
 
     assert params["bindAddress"].startswith(
-        "the address that the endpoint listens on. None is spark.sparkdl."
+        "the address that the endpoint listens on. None means spark.sparkdl."
     )
     assert "up to maxRestarts times" in params["onWorkerLoss"]
     assert params["batchSizePerWorker"] == "rows per update of each worker, instead of batchSize."

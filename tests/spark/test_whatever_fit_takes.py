@@ -409,7 +409,7 @@ BAD = [
     (
         {"class_weight": {0: 2.0}, "sample_weight": np.ones(203)},
         ConfigError,
-        "where rows have sample weights",
+        "if rows have sample weights",
     ),
     (
         {"class_weight": {0: 2.0}, "validation_data": (POINTS, LABELS, np.ones((3, 2)))},
