@@ -1,6 +1,7 @@
 """Event files of TensorBoard, written as Keras's TensorBoard callback writes them.
 
-TensorFlow is loaded by the first file, on any backend, because its summaries are the writer of that callback.
+That callback writes with TensorFlow's summaries, so TensorFlow is needed on any backend. It is not imported
+with this module.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def reset_not_finite(model: keras.Model) -> None:
 def batches_seen(model: keras.Model) -> Any:
     """Return the variable in which an optimizer counts batches.
 
-    If it accumulates gradients, its ``iterations`` are fewer, and not a variable.
+    If it accumulates gradients, ``iterations`` counts only the steps taken, and is not a variable.
     """
     return keras_internals.steps_taken(inner(model))
 

@@ -1,4 +1,4 @@
-"""Divergence detection: NaN, Inf or too large values in updates, or merged deltas that blow up the center."""
+"""Divergence detection: NaN, Inf or huge values in updates, or merged deltas that blow up the center."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkdl.core.vectors import Vector, norm
 from sparkdl.errors import DivergedError
 from sparkdl.transport.messages import Update
 
-STRIKES = 10  # consecutive updates of one worker with NaN, Inf or too large values that end the run
+STRIKES = 10  # consecutive updates of one worker with NaN, Inf or huge values that end the run
 FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
 FIRST = 32  # the initial loss is the mean over this many first batches, or the first window if that has more
 RISE = 10.0  # a diverged run's loss rises by more than this multiple of its initial absolute value
@@ -57,7 +57,7 @@ class DivergenceDetector:
 
         Args:
             update: the update.
-            sound: True if the update may be merged. An update with NaN, Inf or too large values is refused,
+            sound: True if the update may be merged. An update with NaN, Inf or huge values is refused,
                 unless the run scales its loss (see ``Screening.screen``).
 
         Raises:

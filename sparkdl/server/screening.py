@@ -1,4 +1,4 @@
-"""Screening: updates with NaN, Inf or too large values are not merged, and a run that diverges ends."""
+"""Screening: updates with NaN, Inf or huge values are not merged, and a run that diverges ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Screening:
         return self.detector.useless
 
     def has_refused(self, update: Update) -> bool:
-        """Return True if this is the newest of its worker's updates that ``screen`` rejected."""
+        """Return True if this is the last update of its worker that ``screen`` rejected."""
         return self.detector.has_refused(update)
 
     def screen(self, update: Update) -> Update:
@@ -73,7 +73,7 @@ class Screening:
             self.aggregation.losses.append(nan)
             if strikes == 1:
                 self.state.warn(
-                    f"Worker {update.worker} sent an update with NaN, Inf or too large values in "
+                    f"Worker {update.worker} sent an update with NaN, Inf or values that are too large in "
                     f"epoch {update.epoch + 1}. "
                     "The update was not merged; the worker continues from the center (the merged weights).",
                 )

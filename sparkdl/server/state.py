@@ -197,7 +197,7 @@ class EpochResult:
         validation: each worker's metric states over its validation rows.
         rows: number of training rows used.
         losses: mean loss of each update or round counted since the previous result, and nan for
-            each update that was not merged because it had NaN, Inf or too large values.
+            each update that was not merged because it had NaN, Inf or huge values.
     """
 
     snapshot: Snapshot

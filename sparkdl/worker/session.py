@@ -19,10 +19,11 @@ from sparkdl.transport.log_lines import LogBuffer
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt of Spark to run a worker's task.
+    """One attempt by Spark to run a worker's task.
 
     Attributes:
-        worker: the worker's index. It is the task's partition, less 1 in a hosted run with an extra task.
+        worker: the worker's index. It is the task's partition, or one less if the endpoint is in worker 0 and
+            partition 0 is an extra task that connects the client to it.
         id: Spark's taskAttemptId.
         threads: number of threads that the task may use.
         generation: the generation (the start of the worker group) that the task belongs to, by number.

@@ -76,7 +76,7 @@ class Stopwatch:
 
     @property
     def num_intervals(self) -> int:
-        """Number of intervals that were not taken yet."""
+        """Number of intervals that have not been taken yet."""
         return len(self._intervals)
 
     def take_intervals(self) -> list[Interval]:

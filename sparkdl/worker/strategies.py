@@ -98,7 +98,7 @@ class Strategy(ABC):
         """Bring the replica up to date with the last reply."""
 
     def recover(self, reply: Reply) -> None:
-        """Continue after an update that was not merged, because it had NaN, Inf or too large values."""
+        """Continue after an update that was not merged, because it had NaN, Inf or huge values."""
         self.load(reply)
         optimizers.reset_not_finite(self.replica.model)
 

@@ -104,7 +104,7 @@ class Capture(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.taken:
             raise ModelError(
                 "train_step should apply gradients once, since workers exchange gradients once per batch; "
-                'got several times. Set frequency to a number of batches or to "epoch".'
+                'it applied them several times. Set frequency to a number of batches or to "epoch".'
             )
         self.taken = True
 

@@ -27,7 +27,7 @@ COUNTERS = {
     "retries": ("retries", "Requests that workers sent again."),
     "duplicates": ("duplicate_updates", "Updates that arrived again and were not counted again."),
     "refused": ("refused_updates", "Updates that were refused."),
-    "not_finite": ("not_finite_updates", "Updates with NaN, Inf or too large values, which were not merged."),
+    "not_finite": ("not_finite_updates", "Updates with NaN, Inf or huge values, which were not merged."),
     "superseded": ("superseded_attempts", "Attempts of workers that newer attempts replaced."),
     "lost": ("lost_workers", "Workers that were lost while the run went on."),
     "returned": ("returned_workers", "Lost workers that came back."),

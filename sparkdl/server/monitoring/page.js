@@ -13,7 +13,7 @@ const ABOUT = {
   mode: "Mode", frequency: "Frequency", merge: "Merge", workers: "Workers", batch_size: "Batch size",
   epochs: "Epochs", parameters: "Parameters", backend: "Backend", started: "Started",
   snapshot: "Last snapshot", exchanges: "Exchanges", retries: "Retries", late_dropped: "Late updates dropped",
-  late_merged: "Late updates merged", not_finite: "Updates with NaN, Inf or too large values", lost: "Workers lost",
+  late_merged: "Late updates merged", not_finite: "Updates with NaN, Inf or huge values", lost: "Workers lost",
   returned: "Workers back",
 };
 

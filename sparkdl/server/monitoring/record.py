@@ -1,6 +1,7 @@
 """The record of a run for observers: progress, results, workers and events, of bounded size.
 
-The driver's thread writes the record. The threads of the live page read it, and record requests to stop.
+The driver's thread writes the record. The threads of the live page read it, and store the viewers' requests
+to stop.
 A reader gets all values once, and then only what is new since its *cursor*. The table of the workers is
 computed once per second, regardless of the number of readers.
 """
@@ -215,7 +216,7 @@ class RunRecord:
             self._publish()
 
     def settle(self, run: Run, sizes: ByteCounts) -> None:
-        """Record each worker's last state, which its last heartbeat has sent, once the workers have left.
+        """Record the last state of each worker, once all have left: the one that its last heartbeat sent.
 
         The speed of a worker is then its mean over the run. Rows of an epoch that the run did not begin are
         left out: asynchronous workers may train them while the driver stops the run.
