@@ -134,15 +134,12 @@ class Epochs:
         return self.schedule.ending and self.next_epoch(worker) <= self.schedule.short
 
     def reply(self, worker: int) -> Reply:
-        """Return the reply to a worker that begins training or has ended an epoch.
+        """Return the reply to a worker that has ended an epoch.
 
         Unless training stops at once, the reply does not stop a worker that still has to report the epoch
         that is cut short.
         """
-        reply = self.schedule.reply()
-        if self.owes_short(worker) and not self.schedule.stopping:
-            return replace(reply, flags=reply.flags & ~Flag.STOP)
-        return reply
+        return self.schedule.reply_at_once() if self.owes_short(worker) else self.schedule.reply()
 
     def _is_released(self, worker: int, through: int) -> bool:
         """Return True if the driver released this number of epochs, or the epoch that is cut short is over.
@@ -278,7 +275,8 @@ class WeightReplies:
         if self.shape.plan.joint and len(state) <= self.shape.generators:
             # Replicas share one optimizer state, which one of them reports.
             state = snapshot.state(snapshot.speaker)[: self.shape.optimizer] + state
-        reply = self._with_weights(self.epochs.reply(worker))
+        # A worker is stopped once it has trained or evaluated what the other workers wait for.
+        reply = self._with_weights(self.schedule.reply_at_once())
         return replace(reply, state=state, metrics=snapshot.metrics.get(worker, b""))
 
     def _with_weights(self, reply: Reply) -> Reply:

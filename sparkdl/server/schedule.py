@@ -75,6 +75,11 @@ class Schedule:
         done = max(0.0, self.progress - self.shape.first_step - plan.joint)
         return self.learning_rate * self.shape.factor(plan.first_epoch + done / plan.steps)
 
+    def reply_at_once(self) -> Reply:
+        """Return a reply that stops a worker only if training stops at once, not if an epoch is cut short."""
+        reply = self.reply()
+        return reply if self.stopping else replace(reply, flags=reply.flags & ~Flag.STOP)
+
     def reply(self, flag: Flag = Flag.NONE) -> Reply:
         """Return a reply with the current stop flag, learning rate and progress."""
         return Reply(

@@ -61,14 +61,18 @@ class WorkerLoss:
         """Readmit returning workers at a snapshot, except those already counted in the open round."""
         for worker in sorted(self.aggregation.absent):
             member = self.membership.members[worker]
-            over = self.snapshots.committed.epoch >= self.shape.epochs
-            if member.lost or member.held is None or over:
+            if member.lost or member.held is None or self._are_rounds_over():
                 continue
             if self.aggregation.may_come_back(worker):
                 self.return_worker(worker)
             else:
                 self.snapshots.request(self.epochs.reports)
         self.state.changed.notify_all()
+
+    def _are_rounds_over(self) -> bool:
+        """Return True if the last epoch has ended, or if its last round has closed."""
+        last = self.aggregation.has_rounds and self.epochs.schedule.ending
+        return last or self.snapshots.committed.epoch >= self.shape.epochs
 
     def return_worker(self, worker: int) -> None:
         """Readmit a lost worker now."""

@@ -714,6 +714,25 @@ def test_a_worker_that_has_not_begun_an_epoch_that_is_cut_short_still_reports_it
     assert push(store, 0, [1.0]).flags & Flag.STOP
 
 
+def test_a_worker_that_is_replaced_in_the_last_evaluation_evaluates():
+    """Without rounds, the next attempt of a worker evaluates the epoch cut short before it stops."""
+    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
+    store.release(0, 0.1)
+    store.end_early(0)
+    with impatient():
+        for worker in (0, 1):
+            give(store, report_of(store, worker, flags=Flag.STOP, metrics=b"m"))
+    store.restart()
+    begun(store, attempt=2)
+    resumed = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+    with impatient():
+        waits = report_of(store, 0, flags=Flag.AWAIT, attempt=2)
+        settled = give(store, waits)
+
+    assert not resumed.flags & Flag.STOP
+    assert 0 == settled.evaluate
+
+
 def test_a_repeated_report_does_not_wait_for_the_next_epoch_that_is_cut_short():
     """Without rounds, a worker that repeats its report continues into the epoch that is cut short."""
     store = begun(store_of("asynchronous", workers=2, size=1))

@@ -479,6 +479,23 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
     assert (set(), (1, 1)) == (store.absent, counts(store))
 
 
+def test_a_worker_does_not_come_back_to_an_epoch_whose_last_round_has_closed():
+    """An epoch that is cut short in rounds ends without a worker that would return at its last snapshot."""
+    store = going_on(joint=False, merge="average", workers=2, metrics=1, optimizer=1)
+    lose(store, 1)
+    with impatient():
+        assert come_back(store, 1) is None
+        store.end_early(0)
+        last = push(store, 0, [1.0], sequence=0).flags
+        state = {"kind": Kind.STATE, "sequence": 1, "rows": 4, "metrics": b"m", "state": b"o"}
+        give(store, update_of(store, 0, **state))
+        give(store, report_of(store, 0, flags=Flag.STOP, metrics=b"m", state=b"o"))
+
+    assert Flag.SEND_STATE | Flag.STOP == last & (Flag.SEND_STATE | Flag.STOP)
+    assert {1} == store.absent
+    assert store.wait_epoch(0, 0) is not None
+
+
 def test_a_cut_that_a_lost_worker_has_not_answered_is_that_of_the_others():
     """A snapshot under way is completed without the state of a worker that is lost."""
     store = going_on(joint=False, merge="average", metrics=1, snapshot_intervals=(1,))
