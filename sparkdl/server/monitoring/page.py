@@ -219,4 +219,6 @@ def _answer(html: str, *, status: int = 200, nonce: str = "") -> flask.Response:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",
     }
+    if status >= 400:
+        headers["Connection"] = "close"  # as after each refused request
     return flask.Response(html, status, mimetype="text/html", headers=headers)

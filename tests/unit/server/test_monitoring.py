@@ -239,6 +239,7 @@ def test_a_used_link_is_explained_to_a_person(port, page):
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert [opened[1][name] for name in kept] == [headers[name] for name in kept]
     assert headers["Set-Cookie"] is None
+    assert "close" == headers["Connection"]
     assert "Link for another viewer" in json.loads(ask(port, "/state")[2])["error"]
 
 
