@@ -167,9 +167,9 @@ class FitRun:
                 interrupts.check()
             except BaseException as error:
                 with interrupts.held():
-                    self.record.finish("failed", reason_of(error))
                     snapshot = self._interrupted(store, group)
                     self.record.settle(store, self.traffic)
+                    self.record.finish("failed", reason_of(error))
                     self._record(store, group)
                     self._load(snapshot, store)
                 raise
