@@ -186,8 +186,9 @@ function draw(place, label, traces, layout) {
 // A metric begins anew with each epoch, and so does the line. An epoch with few points has none.
 function withinEpochs(points, name) {
   const x = [], y = [];
-  for (const epoch of new Set(points.map((point) => Math.floor(point.at)))) {
-    const inner = points.filter((point) => Math.floor(point.at) === epoch);
+  const epochOf = (point) => Math.ceil(point.at);  // the last point of an epoch is at its end
+  for (const epoch of new Set(points.map(epochOf))) {
+    const inner = points.filter((point) => epochOf(point) === epoch);
     if (inner.length < FEWEST_POINTS) continue;
     x.push(...inner.map((point) => point.at), null);
     y.push(...inner.map((point) => point.logs[name]), null);
