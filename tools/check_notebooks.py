@@ -14,7 +14,7 @@ from typing import Any
 
 SIZE = 250_000  # bytes of a notebook with its outputs
 UNWANTED = {
-    "an absolute path": re.compile(r"(?<![\w<:/.])/[a-z][\w.-]*/[\w.-]+|\b[A-Z]:\\\w"),
+    "an absolute path": re.compile(r"(?<![\w<:/.])/[A-Za-z][\w.-]*/[\w.-]+|\b[A-Z]:\\\w"),
     "an address": re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b|\blocalhost\b|[?&]key="),
     "a warning": re.compile(r"\bWARN(ING)?\b|\w+Warning\b"),
     "a traceback": re.compile(r"Traceback \(most recent call last\)"),

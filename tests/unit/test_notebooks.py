@@ -16,6 +16,7 @@ UNCLEAN = [
     ({"output_type": "error", "ename": "KeyError", "evalue": "", "traceback": []}, "the error KeyError"),
     ({**PRINTED, "name": "stderr"}, "output on stderr"),
     ({**PRINTED, "text": "saved in /home/user/model\n"}, "an absolute path: /home/user"),
+    ({**PRINTED, "text": "saved in /Users/ada/model\n"}, "an absolute path: /Users/ada"),
     ({**TABLE, "data": {"text/html": ["<p>", "'/tmp/x/y'</p>"]}}, "an absolute path: /tmp/x"),
     ({**PRINTED, "text": "Live page: http://192.0.2.7:41893/?k=r2xk"}, "an address: 192.0.2.7"),
     ({**PRINTED, "text": "UserWarning: no seed"}, "a warning: UserWarning"),
