@@ -44,7 +44,8 @@ def closed(refusal: str) -> str:
     Args:
         refusal: why, and what to do.
     """
-    return _filled("page.closed.html", {"{style}": _text("page.css"), "{refusal}": html.escape(refusal)})
+    body = _filled("page.closed.html", {"refusal": html.escape(refusal)})
+    return _in_shell("sparkdl: this page is not open", body)
 
 
 @cache
@@ -61,19 +62,22 @@ def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
     # "</script>" in a value would end the element that holds the settings.
     values = json.dumps({**settings, "activities": ACTIVITIES}).replace("<", "\\u003c")
     parts = {
-        "{style}": _text("page.css"),
-        "{library}": library,
-        "{settings}": values,
-        "{nonce}": f' nonce="{nonce}"' if nonce else "",
-        "{script}": _text("page.js"),
+        "library": library,
+        "settings": values,
+        "nonce": f' nonce="{nonce}"' if nonce else "",
+        "script": _text("page.js"),
     }
-    return _filled("page.html", parts)
+    return _in_shell("sparkdl", _filled("page.html", parts))
+
+
+def _in_shell(title: str, body: str) -> str:
+    return _filled("page.shell.html", {"title": title, "style": _text("page.css"), "body": body})
 
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
     """Return a file of this package with its placeholders replaced."""
-    # In one pass, because a part may contain a placeholder, such as "{style}".
-    return re.sub(r"\{[a-z]+\}", lambda found: parts[found[0]], _text(name))
+    # In one pass, because a part may contain what looks like a placeholder, such as "{style}".
+    return re.sub(r"\{([a-z]+)\}", lambda found: parts[found[1]], _text(name))
 
 
 def _text(name: str) -> str:
