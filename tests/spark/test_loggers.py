@@ -11,6 +11,7 @@ from sparkdl.callbacks import WorkerScalars
 from sparkdl.transport.messages import ACTIVITIES
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.backend("tensorflow")]
+LONG = 100_000  # rows of an epoch that takes a second or more
 SETTINGS = {"batch_size": 32, "epochs": 2, "shuffle": False, "validation_split": 0.2, "verbose": 0}
 STEPS = 6  # of 162 rows
 
@@ -154,8 +155,12 @@ def test_worker_scalars_are_beside_those_of_tensorboard(problem, tmp_path, setti
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     tensorflow = pytest.importorskip("tensorflow")
     board = keras.callbacks.TensorBoard(tmp_path, update_freq=4)
-    history = SparkModel(problem.model(), num_workers=2, **settings).fit(
-        problem.x, problem.y, callbacks=[board, WorkerScalars(tmp_path)], **SETTINGS
+    # An epoch that takes longer than a heartbeat, which sends the times.
+    x, y = (np.repeat(part, LONG // len(part), axis=0) for part in (problem.x, problem.y))
+    model = problem.model()
+    model.optimizer.learning_rate = 0.001
+    history = SparkModel(model, num_workers=2, **settings).fit(
+        x, y, callbacks=[board, WorkerScalars(tmp_path)], **SETTINGS
     )
 
     assert {"train", "validation", "worker-0", "worker-1"} == {each.name for each in tmp_path.iterdir()}
@@ -171,6 +176,7 @@ def test_worker_scalars_are_beside_those_of_tensorboard(problem, tmp_path, setti
         }
         seconds = [sum(values.get(f"worker/seconds_{activity}", {}).values()) for activity in ACTIVITIES]
         # The record also has what the workers sent after the last epoch.
+        assert sum(seconds) > 0
         assert all(0 <= part <= 1.00001 * whole for part, whole in zip(seconds, worker["times"], strict=True))
         assert (worker["staleness"] is not None) == ("worker/staleness" in values)
         losses.append(values["epoch_loss"])
