@@ -101,7 +101,7 @@ def check_start(answers: dict[str, list[dict]], seeds: int) -> None:
 
 
 def check_rules(specs: list[Spec], answers: dict[str, list[dict]]) -> None:
-    """Raise an error if the rule of the simulation is not the one that sparkdl reports."""
+    """Raise an error unless the simulation uses the rule that sparkdl reports."""
     for spec in specs:
         for answer in answers[spec.title] if spec.name == "sparkdl" else []:
             training = answer.get("training", [{}])[0]

@@ -302,7 +302,7 @@ class Loop(Protocol):
         """Return the seconds of each of ``messages.ACTIVITIES`` so far."""
 
     def intervals(self) -> list[Interval]:
-        """Return intervals of traced batches that were not returned before, for one heartbeat."""
+        """Return the next intervals of traced batches, as many as one heartbeat may carry."""
 
     def num_intervals(self) -> int:
         """Return the number of traced intervals that were not returned yet."""

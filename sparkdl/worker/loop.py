@@ -168,7 +168,7 @@ class Loop:
         return list(self.watch.seconds.values())
 
     def intervals(self) -> list[Interval]:
-        """Return intervals of traced batches that were not returned before, for one heartbeat."""
+        """Return the next intervals of traced batches, as many as one heartbeat may carry."""
         return self.watch.take_intervals()
 
     def num_intervals(self) -> int:

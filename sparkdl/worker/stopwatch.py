@@ -80,7 +80,10 @@ class Stopwatch:
         return len(self._intervals)
 
     def take_intervals(self) -> list[Interval]:
-        """Remove and return the oldest intervals, for one heartbeat. The heartbeat's thread calls it."""
+        """Remove and return the oldest intervals, as many as one heartbeat may carry.
+
+        The thread that sends heartbeats calls this.
+        """
         taken: list[Interval] = []
         with self._lock:
             kept = self._batches in self._traced  # the last interval may still be divided

@@ -243,8 +243,8 @@ class ElasticStrategy(DeltaStrategy):
     """Separate weights of each worker, which a spring draws towards the center.
 
     A worker sends the spring's pull on its weights, and continues from the drawn weights. The spring is tied
-    to the center: in rounds to that of the last round, otherwise to the one that the worker requests before
-    it sends.
+    to the center. In rounds, this is the center of the last round. Without rounds, the worker requests the
+    current center before it sends its update.
     """
 
     def __init__(self, replica: Replica, settings: TrainSettings, pull: Pull) -> None:

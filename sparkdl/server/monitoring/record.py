@@ -216,7 +216,7 @@ class RunRecord:
             self._publish()
 
     def settle(self, run: Run, sizes: ByteCounts) -> None:
-        """Record the last state of each worker, once all have left: the one that its last heartbeat sent.
+        """Record the last heartbeat of each worker. The caller waits until all workers have left.
 
         The speed of a worker is then its mean over the run. Rows of an epoch that the run did not begin are
         left out: asynchronous workers may train them while the driver stops the run.
