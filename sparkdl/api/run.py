@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.config import TrainConfig
-from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup, serving
+from sparkdl.driver.serving import serving
+from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.allreduce import AllReduceCoordinator

@@ -28,6 +28,7 @@ from sparkdl.driver.fit import FitRun
 from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
 from sparkdl.driver.request import Request
+from sparkdl.driver.serving import serving_rows
 from sparkdl.driver.training_record import table_of
 from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
@@ -422,7 +423,8 @@ class SparkModel:
         stages = self._stages(cluster, source.schema, batch_size)
         source.held_batch = 32 if batch_size is None else batch_size
         try:
-            results = source.evaluation(cluster, stages)
+            with serving_rows(source, cluster, self.config.network, stages, source.held_batch) as stages:
+                results = source.evaluation(cluster, stages)
         finally:
             cluster.forget(stages.shared)
         states = [bytes(states) for states, _ in results]
@@ -482,7 +484,7 @@ class SparkModel:
         source = make_source(
             (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
         )
-        fixed_batch_size(self.model, batch_size=batch_size)
+        size = fixed_batch_size(self.model, batch_size=batch_size) or batch_size or 32
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
         cluster = application_of()
@@ -495,7 +497,8 @@ class SparkModel:
         source.whole = signature.is_stateful(self.model)
         stages = self._stages(cluster, source.schema, batch_size)
         try:
-            return execution.concatenate(source.predictions(cluster, stages))
+            with serving_rows(source, cluster, self.config.network, stages, size) as stages:
+                return execution.concatenate(source.predictions(cluster, stages))
         finally:
             cluster.forget(stages.shared)
 

@@ -26,8 +26,8 @@ from sparkdl.doctor.installation import LEAST_SPACE
 from sparkdl.doctor.options import Options
 from sparkdl.doctor.probe import ProbeTask
 from sparkdl.doctor.report import Finding
+from sparkdl.driver.serving import serving
 from sparkdl.driver.training_record import counted
-from sparkdl.driver.worker_group import serving
 from sparkdl.errors import ClusterError
 from sparkdl.modeling import keras_settings
 from sparkdl.process.reasons import reason_of

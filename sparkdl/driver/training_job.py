@@ -12,7 +12,8 @@ from sparkdl.data.batch_plan import Plan
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.request import Request
-from sparkdl.driver.worker_group import WorkerGroup, serving
+from sparkdl.driver.serving import serving
+from sparkdl.driver.worker_group import WorkerGroup
 from sparkdl.modeling import configuration, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
@@ -20,6 +21,7 @@ from sparkdl.rules import Average, Choice
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
+from sparkdl.sources.base import MakeAction
 from sparkdl.spark import preflight
 from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.strategies import TrainSettings
@@ -69,10 +71,20 @@ class TrainingJob:
             shared = cluster.share(self._shared(store, spec))
             stack.callback(cluster.forget, shared)
         trim(self.driver.layouts.trainable.nbytes)  # release the memory that serializing the model took
+        request.source.ahead = int(request.spare_slot)
+        make_action = request.source.training(
+            cluster,
+            request.num_workers,
+            validation=request.validation,
+            seed=self.plan.seed if request.fit.shuffle else None,
+            split=request.fit.validation_split,
+        )
         # A run whose store is in worker 0 cannot restart: the store is lost with that worker.
         endpoint, restarts = None, 0
         if isinstance(store, Coordinator):
-            endpoint = stack.enter_context(serving(store, cluster, config.network, traffic, page=page))
+            endpoint = stack.enter_context(
+                serving(store, cluster, config.network, traffic, page=page, rows=request.source.served)
+            )
             restarts = config.fault_tolerance.max_restarts
         stages = StageFactory(
             expected=preflight.expectations(spec.backend, local=cluster.local),
@@ -84,7 +96,7 @@ class TrainingJob:
         group = WorkerGroup(
             cluster=cluster,
             store=store,
-            submit=self._submitter(store, stages),
+            submit=self._submitter(store, stages, make_action),
             address=None if endpoint is None else endpoint.url,
             barrier=endpoint is None or together,
             restarts=restarts,
@@ -122,17 +134,11 @@ class TrainingJob:
             classes=request.classes,
         )
 
-    def _submitter(self, store: Store, stages: StageFactory) -> Callable[[int, bool], Job]:
+    def _submitter(
+        self, store: Store, stages: StageFactory, make_action: MakeAction
+    ) -> Callable[[int, bool], Job]:
         """Return the function that submits the job of a generation, as a barrier stage or not."""
         request, cluster = self.request, self.request.cluster
-        request.source.ahead = int(request.spare_slot)
-        make_action = request.source.training(
-            cluster,
-            request.num_workers,
-            validation=request.validation,
-            seed=self.plan.seed if request.fit.shuffle else None,
-            split=request.fit.validation_split,
-        )
 
         def submit(generation: int, barrier: bool) -> Job:
             action = make_action(replace(stages, generation=generation, profile=cluster.profile), barrier)

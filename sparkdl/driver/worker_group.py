@@ -1,73 +1,26 @@
-"""The worker group of a run: the workers' endpoint, the job that runs them, and its restarts."""
+"""The worker group of a run: the job that runs the workers, and its restarts."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.server.http_app import Traffic, make_app
-from sparkdl.server.http_server import serve
-from sparkdl.server.monitoring.metrics import TOKEN_SETTING, metrics_token
-from sparkdl.server.monitoring.page import VIEWERS, Page
 from sparkdl.server.monitoring.record import no_event
-from sparkdl.settings import Network, parse_port
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job
 from sparkdl.spark.slots import NOTICE_SECONDS
-from sparkdl.transport import tls
-from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two checks of the tasks of missing workers
 FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
 ABSENT_SECONDS = 3.0  # the same if a worker is lost, because its task may never end
-
-
-@contextmanager
-def serving(
-    store: GroupCoordinator,
-    cluster: SparkApplication,
-    network: Network,
-    traffic: Traffic,
-    *,
-    page: Page | None = None,
-) -> Iterator[Endpoint]:
-    """Serve a coordinator to workers in a ``with`` block; yield the endpoint; close both at the end.
-
-    Args:
-        store: the coordinator of the run.
-        cluster: the Spark application.
-        network: the settings of the endpoint.
-        traffic: the counts of requests to the endpoint.
-        page: the live page of the run, if there is one.
-    """
-    token = secrets.token_urlsafe(32)
-    listen, host = cluster.addresses(network.bind_address, network.advertised_host)
-    port = parse_port("spark.sparkdl.port", network.port or cluster.setting("spark.sparkdl.port", "0"))
-    context, certificate = None, b""
-    if tls.is_wanted(network.tls, cluster):
-        context, certificate = tls.server_context()
-        logger.info("Workers and the endpoint use TLS 1.3.")
-    app = make_app(
-        store, token, traffic, metrics_token=metrics_token(cluster.setting(TOKEN_SETTING)), page=page
-    )
-    viewers = 0
-    if page is not None:
-        page.encrypted, viewers = context is not None, VIEWERS
-    with serve(app, listen, port, store.shape.num_workers, context, num_viewers=viewers) as bound:
-        try:
-            yield Endpoint(host, bound, token, store.shape.run, certificate)
-        finally:
-            store.close()  # before the server stops, so that no request keeps it waiting
 
 
 @dataclass(kw_only=True)

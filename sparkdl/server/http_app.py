@@ -8,6 +8,7 @@ All paths require the run's token (``Authorization: Bearer``); ``/metrics`` also
 * ``POST /v1/exchange``   binary (``transport.messages``): updates, each answered before the next is read;
 * ``POST /v1/heartbeat``  JSON: a worker's progress and log entries;
 * ``POST /v1/failure``    JSON: the failure of a task;
+* ``GET  /v1/rows/T/N``   binary: block N of the rows of task T, if the driver holds them as arrays;
 * ``GET  /v1/status``     JSON: counters;
 * ``GET  /metrics``       text: counts and gauges for Prometheus (``server.monitoring.metrics``).
 
@@ -39,9 +40,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import Any
 from wsgiref.types import InputStream
@@ -50,8 +49,9 @@ import flask
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, InternalServerError
 
-from sparkdl.core.vectors import aligned, as_bytes
 from sparkdl.core.waiting import waited_seconds
+from sparkdl.data import array_blocks
+from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     DataError,
@@ -66,7 +66,8 @@ from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
-from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Running, Sections, Update
+from sparkdl.transport.arrivals import Arrival, read
+from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Running
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -115,6 +116,7 @@ def make_app(
     *,
     metrics_token: str = "",
     page: Page | None = None,
+    rows: ArrayBlocks | None = None,
 ) -> flask.Flask:
     """Return the Flask app over a coordinator.
 
@@ -124,30 +126,14 @@ def make_app(
         traffic: the counts of the endpoint's bytes and refused requests.
         metrics_token: a token that permits ``GET /metrics`` only; empty: there is none.
         page: the live page of the run, which has its own sessions.
+        rows: the rows that workers get from the endpoint; None: there are none.
     """
-    app = flask.Flask("sparkdl", static_folder=None)
-    app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
-    app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
-    expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
-
+    app = _new_app(token, metrics_token, traffic, lambda error: store.break_down(error))
     if page is not None:
         page.add_to(app)
-
-    @app.before_request
-    def check_token() -> None:
-        if flask.request.blueprint == PAGE:  # the page checks its sessions itself
-            return
-        given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
-        allowed = expected if flask.request.path == "/metrics" else expected[:1]
-        if not any(hmac.compare_digest(given, each) for each in allowed):
-            raise RefusedError(401, "The request does not carry the token of this run.")
-
-    _add_errors(app, store, traffic)
+    if rows is not None:
+        _add_rows(app, rows)
     _add_membership(app, store)
-
-    @app.get("/v1/ping")
-    def ping() -> ResponseReturnValue:
-        return "", 204
 
     @app.post("/v1/exchange")
     def exchange() -> ResponseReturnValue:
@@ -169,7 +155,63 @@ def make_app(
     return app
 
 
-def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> None:
+def make_rows_app(rows: ArrayBlocks, token: str) -> flask.Flask:
+    """Return the Flask app of a job that only reads rows."""
+    app = _new_app(token, "", Traffic(), lambda error: None)
+    _add_rows(app, rows)
+    return app
+
+
+def _new_app(
+    token: str, metrics_token: str, traffic: Traffic, break_down: Callable[[BaseException], object]
+) -> flask.Flask:
+    """Return an app that checks tokens and answers ``/v1/ping``.
+
+    Args:
+        token: the token of all paths.
+        metrics_token: a token of ``/metrics`` only; empty: there is none.
+        traffic: counts the refused requests.
+        break_down: called with an exception that a request of a worker raises, other than a refusal.
+    """
+    app = flask.Flask("sparkdl", static_folder=None)
+    app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
+    app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
+    expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
+
+    @app.before_request
+    def check_token() -> None:
+        if flask.request.blueprint == PAGE:  # the page checks its sessions itself
+            return
+        given = flask.request.headers.get("Authorization", "").encode("utf-8", "replace")
+        allowed = expected if flask.request.path == "/metrics" else expected[:1]
+        if not any(hmac.compare_digest(given, each) for each in allowed):
+            raise RefusedError(401, "The request does not carry the token of this run.")
+
+    @app.get("/v1/ping")
+    def ping() -> ResponseReturnValue:
+        return "", 204
+
+    _add_errors(app, traffic, break_down)
+    return app
+
+
+def _add_rows(app: flask.Flask, rows: ArrayBlocks) -> None:
+    """Add the path of the rows."""
+
+    @app.get("/v1/rows/<int:task>/<int:index>")
+    def block(task: int, index: int) -> ResponseReturnValue:
+        try:
+            parts = array_blocks.encode(rows.block(task, index))
+        except IndexError:
+            raise RefusedError(404, f"Task {task} has no block {index}.") from None
+        body: Any = (each for each in [parts])  # a list of buffers, which _Request.write sends
+        length = str(sum(map(len, parts)))
+        return flask.Response(
+            body, headers={"Content-Length": length}, mimetype=BINARY, direct_passthrough=True
+        )
+
+
+def _add_errors(app: flask.Flask, traffic: Traffic, break_down: Callable[[BaseException], object]) -> None:
     """Add the answers to requests that are refused or fail."""
 
     def refusal(status: int, message: str) -> ResponseReturnValue:
@@ -199,7 +241,7 @@ def _add_errors(app: flask.Flask, store: GroupCoordinator, traffic: Traffic) -> 
     def broken(error: InternalServerError) -> ResponseReturnValue:
         cause = error.original_exception or error
         if flask.request.path.startswith("/v1/"):  # the page and the metrics only observe the run
-            store.break_down(cause)
+            break_down(cause)
         return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
 
@@ -384,10 +426,10 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
 
     The code that sends a list of buffers empties it, so that a reply is not kept until the next one.
     """
-    while header := _read(stream, messages.UPDATE.size):
+    while header := read(stream, messages.UPDATE.size):
         update, lengths = messages.decode_update(header)
         store.admit(update, lengths)
-        arrival = _Arrival(update, lengths, stream)
+        arrival = Arrival(update, lengths, stream)
         began, waited = time.perf_counter(), waited_seconds()
         reply = store.exchange(update, arrival)
         waited = waited_seconds() - waited
@@ -402,73 +444,6 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
             yield parts
         finally:
             store.sent(update)
-
-
-class _Arrival:
-    """The arrival of an update's sections.
-
-    Args:
-        update: the update, without its sections.
-        lengths: their lengths.
-        stream: the stream to read them from.
-
-    Attributes:
-        seconds: the time that reading them took.
-    """
-
-    def __init__(self, update: Update, lengths: Sections, stream: InputStream) -> None:
-        self.update, self.lengths, self.stream = update, lengths, stream
-        self.seconds = 0.0
-
-    def __call__(self) -> Update:
-        """Return a copy of the update with its sections.
-
-        The original has no sections, because it is kept until the reply is sent.
-        """
-        began = time.perf_counter()
-        body = _read_sections(self.stream, self.lengths.nbytes)
-        self.seconds += time.perf_counter() - began
-        return messages.fill(replace(self.update), self.lengths, body)
-
-
-def _read_sections(stream: InputStream, size: int) -> memoryview:
-    """Return the next bytes of a body, read into memory without a copy if the stream can do that.
-
-    NumPy allocates the memory, which may then consist of huge pages. The memory of a ``bytes`` object costs a
-    page fault per 4 kB.
-
-    Raises:
-        ConnectionError: the body broke off.
-        TimeoutError: the rest of the body did not arrive.
-    """
-    readinto = getattr(stream, "readinto", None)
-    if not size or readinto is None:
-        return memoryview(_read(stream, size))
-    body = as_bytes(aligned(size))
-    with _of_connection():
-        return body[: readinto(body)].toreadonly()
-
-
-def _read(stream: InputStream, size: int) -> bytes:
-    """Return the next bytes of a body.
-
-    Raises:
-        ConnectionError: the body broke off.
-        TimeoutError: the rest of the body did not arrive.
-    """
-    with _of_connection():
-        return stream.read(size) if size else b""
-
-
-@contextmanager
-def _of_connection() -> Iterator[None]:
-    """Turn errors of a socket into ConnectionError, which is not a failure of the endpoint."""
-    try:
-        yield
-    except (ConnectionError, TimeoutError):
-        raise
-    except OSError as error:
-        raise ConnectionError(*error.args) from error
 
 
 def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic) -> Iterator[Buffers]:

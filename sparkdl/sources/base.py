@@ -2,14 +2,16 @@
 
 The driver reads one row of a source, which determines the columns; executors read the rest. Rows are dealt
 to workers so that an epoch has the same batches as in a single process (see ``data.batch_plan``). The driver
-deals arrays by the rank of each row; RDDs are dealt by a shuffle of blocks with a stable key.
+deals arrays by the rank of each row, and workers get them from the endpoint. RDDs are dealt by a shuffle of
+blocks with a stable key.
 """
 
 from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,22 +21,24 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from sparkdl.core.vectors import LARGE, Array
+from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.data.arrays import AnyRows, as_rows
 from sparkdl.data.bad_values import Classes, Fault, Faults
 from sparkdl.data.batch_plan import even_split, ranks
-from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block, select
+from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block
 from sparkdl.data.column import as_array
 from sparkdl.data.schema import Counts, Sample, Schema, as_pair
 from sparkdl.errors import DataError
 from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import StageFactory
-from sparkdl.worker.task_rows import DealtRows, RddRows
+from sparkdl.worker.task_rows import DealtRows, RddRows, ServedRows, TaskRows
 from sparkdl.worker.tasks import DealTask, EvaluateTask, PredictBlocksTask, TrainTask
 
 Action = Callable[[], Iterable[Any]]  # runs a job and returns the results of its tasks
 MakeAction = Callable[[StageFactory, bool], Action]  # True: all tasks start together
 Dealt = RDD[tuple[int, Block]]  # blocks, each with the index of its worker
+SMALL_TASK_BYTES = 900 << 10  # Spark logs a warning about a task of more than 1,000 KiB
 
 
 class NoRowsError(DataError):
@@ -57,6 +61,7 @@ class Source(ABC):
             batches of this size.
         held_most: the number of leading validation rows that are evaluated; None: all.
         whole: whether arrays stay in one partition, because all batches need the same number of rows.
+        served: the arrays that the endpoint of the job serves to its tasks; None: there are none.
     """
 
     schema: Schema
@@ -69,6 +74,7 @@ class Source(ABC):
     held_batch = 1
     held_most: int | None = None
     whole = False
+    served: ArrayBlocks | None = None
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -173,29 +179,24 @@ class ArraySource(Source):
         pairs = zip(self.schema.columns, self.arrays, strict=True)
         return [column.of(array, "x and y") for column, array in pairs]
 
-    def dealt(
-        self, cluster: SparkApplication, num_workers: int, seed: int | None, part: int
-    ) -> Iterator[tuple[int, Block]]:
-        """Yield each worker's rows as blocks. ``ranks`` selects them from the order of all rows.
+    def deal(self, blocks: ArrayBlocks, num_workers: int, seed: int | None, part: int) -> None:
+        """Add each worker's rows to ``blocks``. ``ranks`` selects them from the order of all rows.
 
         Validation rows are dealt in whole batches, so that losses and metrics match those of one process.
         """
-        arrays = self._columns()
+        columns = self._columns()
         order = np.arange(self.count())
         if seed is not None and part == TRAINING:
             order = np.random.default_rng(seed).permutation(self.count())
         rows = even_split(self.count(), num_workers)
-        size = rows_per_block(self.schema.columns, cluster.task_bytes)
+        size = rows_per_block(self.schema.columns)
         held = order[: self.held_most]
         for worker in range(num_workers):
             if part == VALIDATION:
                 places = held[held // self.held_batch % num_workers == worker]
             else:
                 places = order[ranks(rows, worker)]
-            for start in range(0, len(places), size):
-                chosen = places[start : start + size]
-                keys = np.arange(start, start + len(chosen), dtype=np.uint64)
-                yield worker, Block(keys, part, tuple(array[chosen] for array in arrays))
+            blocks.add(worker, columns, places, part=part, size=size)
 
     def training(
         self,
@@ -206,83 +207,86 @@ class ArraySource(Source):
         validation: Source | None,
         split: float,
     ) -> MakeAction:
-        """Return the function that makes the action of a job over the arrays, dealt on the driver."""
+        """Return the function that makes the action of a job over the arrays, which the endpoint serves."""
         source, held = self.split(split) if split else (self, validation)
-        dealt = list(source.dealt(cluster, num_workers, seed, TRAINING))
+        self.served = ArrayBlocks(num_workers)
+        source.deal(self.served, num_workers, seed, TRAINING)
         shuffled: RddSource | None = None
         if isinstance(held, ArraySource):
-            dealt += held.dealt(cluster, num_workers, None, VALIDATION)
+            held.deal(self.served, num_workers, None, VALIDATION)
         elif held is not None:
             assert isinstance(held, RddSource)  # noqa: S101 - require_partner ensures this
             shuffled = held
-        rdd, in_place = self._parallelize(cluster, dealt, num_workers)
+        rows = ServedRows(self.served.counts, dealt=DealtRows() if shuffled else None)
 
         def make(stages: StageFactory, barrier: bool) -> Action:
-            train = stages.make(TrainTask(stages.code, DealtRows(), checked=shuffled is None))
-            if shuffled is not None:
-                blocks = rdd.union(shuffled.dealt(num_workers, None, stages, part=VALIDATION))
-                return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
-            if in_place:
-                return jobs.run_rdd(rdd, train, barrier=barrier)
-            return jobs.run_dealt(rdd, num_workers, train, barrier=barrier)
+            train = stages.make(TrainTask(stages.code, rows, checked=shuffled is None))
+            if shuffled is None:
+                return jobs.run_rdd(_empty(cluster, num_workers), train, barrier=barrier)
+            blocks = shuffled.dealt(num_workers, None, stages, part=VALIDATION)
+            return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make
 
-    def _slices(self, cluster: SparkApplication) -> Dealt:
-        """Return the rows in order, in one block per slot, or more if a block would not fit into a task.
+    @property
+    def nbytes(self) -> int:
+        """The size of the rows in bytes; an estimate for sparse rows and strings."""
+        return self.count() * sum(column.nbytes for column in self.schema.columns)
 
-        A block has whole evaluation batches.
+    def is_large(self, cluster: SparkApplication) -> bool:
+        """Return True if a slot's rows are too large for the message that starts a task."""
+        return self.nbytes > SMALL_TASK_BYTES * self._num_tasks(cluster.slots())
+
+    def divided(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks:
+        """Return the rows in order, divided into one task per slot, in blocks of whole batches."""
+        size = rows_per_block(self.schema.columns)
+        return self._divided(self._num_tasks(cluster.slots()), max(size - size % batch_size, batch_size))
+
+    def _num_tasks(self, wanted: int) -> int:
+        """Return the number of tasks, at most one per evaluation batch."""
+        return 1 if self.whole else max(1, min(wanted, -(-self.count() // self.held_batch)))
+
+    def _divided(self, num_tasks: int, size: int) -> ArrayBlocks:
+        """Return the rows in order, divided into tasks of whole evaluation batches.
+
+        Args:
+            num_tasks: the number of tasks.
+            size: the number of rows of a block.
         """
-        parts = max(cluster.slots(), -(-sum(array.nbytes for array in self._columns()) // cluster.task_bytes))
-        parts = 1 if self.whole else max(1, min(parts, -(-self.count() // self.held_batch)))
-        return _distributed(cluster, list(self._in_order(parts)), parts)
+        blocks, columns = ArrayBlocks(num_tasks), self._columns()
+        edges = np.linspace(0, -(-self.count() // self.held_batch), num_tasks + 1).astype(int)
+        edges = np.minimum(edges * self.held_batch, self.count())
+        for task, (start, stop) in enumerate(pairwise(edges.tolist())):
+            blocks.add_range(task, columns, start, stop, size=size)
+        return blocks
 
-    def _in_order(self, parts: int) -> Iterator[tuple[int, Block]]:
-        arrays = self._columns()
-        batches = -(-self.count() // self.held_batch)
-        edges = np.linspace(0, batches, parts + 1).astype(int) * self.held_batch
-        edges[-1] = self.count()
-        for index, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-            keys = np.arange(start, stop, dtype=np.uint64)
-            yield index, Block(keys, TRAINING, tuple(array[start:stop] for array in arrays))
+    def _tasks(self, cluster: SparkApplication) -> tuple[RDD[Any], TaskRows]:
+        """Return an RDD with a partition for each task, and the form in which tasks get the rows."""
+        if self.served is not None:
+            counts = self.served.counts
+            return _empty(cluster, len(counts)), ServedRows(counts)
+        num_tasks = self._num_tasks(max(cluster.slots(), -(-self.nbytes // cluster.task_bytes)))
+        blocks = self._divided(num_tasks, self.count())
+        dealt = [(task, blocks.block(task, 0)) for task in range(num_tasks)]
+        return _distributed(cluster, dealt, num_tasks), DealtRows()
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
         """Run an evaluation job; return the metric states and the number of rows of each partition."""
-        stage = stages.make(EvaluateTask(stages.code, DealtRows()))
-        action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
+        tasks, rows = self._tasks(cluster)
+        action = jobs.run_rdd(tasks, stages.make(EvaluateTask(stages.code, rows)), barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
 
     def predictions(self, cluster: SparkApplication, stages: StageFactory) -> list[Any]:
         """Run a prediction job; return the predictions in row order, as a list of parts."""
-        stage = stages.make(PredictBlocksTask(stages.code))
-        action = jobs.run_rdd(self._slices(cluster), stage, barrier=False)
+        tasks, rows = self._tasks(cluster)
+        action = jobs.run_rdd(tasks, stages.make(PredictBlocksTask(stages.code, rows)), barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: predict")
 
-    @staticmethod
-    def _parallelize(
-        cluster: SparkApplication, dealt: list[tuple[int, Block]], num_workers: int
-    ) -> tuple[Dealt, bool]:
-        """Return an RDD of blocks, and True if partition k holds the blocks of worker k.
 
-        In that case all partitions are padded with empty blocks to the same length.
-        """
-        piles: list[list[tuple[int, Block]]] = [[] for _ in range(num_workers)]
-        for worker, block in dealt:
-            piles[worker].append((worker, block))
-        if max(sum(block.nbytes for _, block in pile) for pile in piles) > cluster.task_bytes:
-            return _in_slices(cluster, dealt), False
-        longest = max(map(len, piles))
-        first = next(block for _, block in dealt)
-        empty = select(first, slice(0, 0))
-        slots = [(piles[k] + [(k, empty)] * longest)[:longest] for k in range(num_workers)]
-        return _distributed(cluster, sum(slots, []), num_workers), True
-
-
-def _in_slices(cluster: SparkApplication, dealt: list[tuple[int, Block]]) -> Dealt:
-    """Return an RDD of blocks in slices that fit into the message that starts a task."""
-    most = max((block.nbytes for _, block in dealt), default=1)
-    together = max(1, cluster.task_bytes // max(1, most))
-    return _distributed(cluster, dealt, max(1, -(-len(dealt) // together)))
+def _empty(cluster: SparkApplication, num_tasks: int) -> RDD[int]:
+    """Return an RDD of one small partition per task."""
+    rdd: RDD[int] = cluster.context.parallelize(range(num_tasks), num_tasks)
+    return rdd
 
 
 _in_the_jvm = 0  # bytes of rows sent to the JVM since the last garbage collection
@@ -397,21 +401,22 @@ class RddSource(Source):
         in_place = self.partitions is not None or seed is None and validation is None and fits
         # Coalesced once for all generations of the worker group, so that a worker keeps its partitions.
         rdd = self.rdd if fits or not in_place else self.rdd.coalesce(num_workers)
+        if isinstance(validation, ArraySource):
+            self.served = ArrayBlocks(num_workers)
+            validation.deal(self.served, num_workers, None, VALIDATION)
 
         def make(stages: StageFactory, barrier: bool) -> Action:
             if in_place:
                 place = "partition" if fits else "worker"
-                rows = RddRows(schema=self.schema, place=place, split=split, split_seed=seed or 0)
-                train = stages.make(TrainTask(stages.code, rows))
+                own = RddRows(schema=self.schema, place=place, split=split, split_seed=seed or 0)
+                train = stages.make(TrainTask(stages.code, own))
                 return jobs.run_rdd(rdd, train, barrier=barrier and fits)
             blocks = self.dealt(num_workers, seed, stages, split=split)
             if isinstance(validation, RddSource):
                 blocks = blocks.union(validation.dealt(num_workers, None, stages, part=VALIDATION))
-            elif isinstance(validation, ArraySource):
-                held = list(validation.dealt(cluster, num_workers, None, VALIDATION))
-                blocks = blocks.union(_in_slices(cluster, held))
             dealt = DealtRows(held_out=bool(split))
-            train = stages.make(TrainTask(stages.code, dealt, shuffled=seed is not None))
+            rows = dealt if self.served is None else ServedRows(self.served.counts, dealt)
+            train = stages.make(TrainTask(stages.code, rows, shuffled=seed is not None))
             return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make

@@ -84,11 +84,17 @@ class Connection:
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """POST bytes; return the status and the bytes of the response. Raises like ``call``."""
+        return self._request("POST", path, body)
 
+    def get(self, path: str) -> bytes:
+        """GET a path; return the bytes of the response. Raises like ``call``."""
+        return self._request("GET", path, None)[1]
+
+    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         def send() -> None:
             if self._streams:
                 self.close()
-            self._http.request("POST", path, body, self._token)
+            self._http.request(method, path, body, self._token)
 
         def receive() -> tuple[int, bytes]:
             answer = self._accepted()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from sparkdl.data import array_blocks
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import (
     TRAINING,
@@ -23,6 +24,8 @@ from sparkdl.data.blocks import (
 from sparkdl.data.schema import Schema
 from sparkdl.errors import DataError, SparkDLError
 from sparkdl.process.reasons import own_lines, reason_of, text_of
+from sparkdl.transport import client
+from sparkdl.transport.exchange import Endpoint
 
 if TYPE_CHECKING:
     from sparkdl.data.arrow import Decode
@@ -54,12 +57,15 @@ class TaskRows(ABC):
     """The form in which rows reach a task."""
 
     @abstractmethod
-    def blocks(self, given: Iterable[object], partition: int) -> Iterator[Block]:
+    def blocks(
+        self, given: Iterable[object], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
         """Return the blocks of a task's rows.
 
         Args:
             given: the values that Spark gives the task.
             partition: the index of the task's partition.
+            endpoint: the endpoint of the job, if there is one.
         """
 
     @abstractmethod
@@ -85,7 +91,9 @@ class RddRows(TaskRows):
     split: float = 0.0
     split_seed: int = 0
 
-    def blocks(self, given: Iterable[object], partition: int) -> Iterator[Block]:
+    def blocks(
+        self, given: Iterable[object], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
         """Return the blocks of a task's rows."""
         blocks = blocks_of_rows(given, self.schema, partition, self.part, place=self.place)
         return hold_out(blocks, self.split, self.split_seed) if self.split else blocks
@@ -105,7 +113,9 @@ class DealtRows(TaskRows):
 
     held_out: bool = False
 
-    def blocks(self, given: Iterable[Any], partition: int) -> Iterator[Block]:
+    def blocks(
+        self, given: Iterable[Any], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
         """Return the blocks."""
         return (block for _, block in given)
 
@@ -113,6 +123,41 @@ class DealtRows(TaskRows):
         """Return the meaning of the rows' keys."""
         seed = plan.seed if plan.shuffle else None
         return RowKeys((seed, seed if self.held_out else None))
+
+
+@dataclass(frozen=True)
+class ServedRows(TaskRows):
+    """Blocks of arrays that the endpoint serves, and rows that were dealt to the worker, if there are any.
+
+    Attributes:
+        counts: the number of served blocks of each task.
+        dealt: the form of the values that Spark gives the task; None: they hold no rows.
+    """
+
+    counts: tuple[int, ...]
+    dealt: DealtRows | None = None
+
+    def blocks(
+        self, given: Iterable[object], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
+        """Yield the blocks that Spark gives the task, then those that the endpoint serves.
+
+        Raises:
+            TransportError: the endpoint does not answer.
+        """
+        assert endpoint is not None  # noqa: S101 - the driver makes it together with the blocks
+        if self.dealt is not None:
+            yield from self.dealt.blocks(given, partition)
+        connection = client.Connection(endpoint, client.RETRIES, outage=client.OUTAGE_SECONDS)
+        try:
+            for index in range(self.counts[partition]):
+                yield array_blocks.decode(connection.get(f"/v1/rows/{partition}/{index}"))
+        finally:
+            connection.close()
+
+    def keys(self, plan: Plan) -> RowKeys:
+        """Return the meaning of the rows' keys."""
+        return RowKeys() if self.dealt is None else self.dealt.keys(plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +174,9 @@ class ArrowRows(TaskRows):
     seed: int | None = None
     decode: Mapping[int, Decode] = field(default_factory=dict)
 
-    def blocks(self, given: Iterable[object], partition: int) -> Iterator[Block]:
+    def blocks(
+        self, given: Iterable[object], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
         """Return the blocks of a task's rows."""
         from sparkdl.data import arrow
 
@@ -160,7 +207,9 @@ class FunctionRows(TaskRows):
     split: float = 0.0
     split_seed: int = 0
 
-    def blocks(self, given: Iterable[object], partition: int) -> Iterator[Block]:
+    def blocks(
+        self, given: Iterable[object], partition: int, endpoint: Endpoint | None = None
+    ) -> Iterator[Block]:
         """Return the blocks of the rows that the function returns; the given values are not read."""
         blocks = self._blocks(partition)
         return hold_out(blocks, self.split, self.split_seed) if self.split else blocks

@@ -222,7 +222,8 @@ class TrainTask(Task[object]):
         job: TrainJob = call.shared.value
         keys, attempt = self.rows.keys(job.settings.plan), call.attempt()
         faults = None if self.checked else Faults(job.schema, job.classes, keys.seeds, keys.origin)
-        watched = Watched(self.rows.blocks(given, attempt.worker), faults, shuffled=self.shuffled)
+        blocks = self.rows.blocks(given, attempt.worker, call.endpoint)
+        watched = Watched(blocks, faults, shuffled=self.shuffled)
         if job.hosted is None:
             train.train_task(job, attempt, watched, self.code)
         else:
@@ -257,9 +258,11 @@ class PredictBlocksTask(Task[Any]):
 
     Attributes:
         code: the user's code.
+        rows: the rows.
     """
 
     code: Code
+    rows: TaskRows
 
     def run(self, given: Iterator[Any], call: TaskCall) -> Iterator[Any]:
         """Yield the predictions in order, for a part of the rows at a time."""
@@ -267,8 +270,9 @@ class PredictBlocksTask(Task[Any]):
 
         job: InferenceJob = call.shared.value
         model = inference.load_model(job, self.code, call.threads)
-        for _, block in given:
+        for block in self.rows.blocks(given, call.partition, call.endpoint):
             yield from inference.predict_block(model, job, block)
+        _drain(given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +317,7 @@ class EvaluateTask(Task[tuple[bytes, int]]):
         """Yield the metric states and the number of rows; nothing if there are no rows."""
         from sparkdl.worker import inference
 
-        blocks = self.rows.blocks(given, call.partition)
+        blocks = self.rows.blocks(given, call.partition, call.endpoint)
         yield from inference.evaluate_blocks(call.shared.value, self.code, blocks, call.threads)
         _drain(given)
 

@@ -38,6 +38,7 @@ from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport import messages, tls
+from sparkdl.transport.arrivals import Arrival
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Answer, Kind, Sections, Update
@@ -407,6 +408,7 @@ REQUESTS = {
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
     "a long JSON": ("POST", "/v1/join", b" " * (http_app.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
+    "rows that nobody serves": ("GET", "/v1/rows/0/0", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
 }
 
@@ -432,6 +434,7 @@ def test_a_malformed_request_is_refused(endpoint, store, name):
     [
         ("GET", "/v1/ping"),
         ("GET", "/v1/status"),
+        ("GET", "/v1/rows/0/0"),
         ("POST", "/v1/join"),
         ("POST", "/v1/ready"),
         ("POST", "/v1/exchange"),
@@ -908,7 +911,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """The header of an update that waits keeps no body in memory."""
     update = Update(Kind.DELTA)
-    filled = http_app._Arrival(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))()
+    filled = Arrival(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))()
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
 

@@ -17,6 +17,7 @@ SCHEMA = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1)
 ROWS = [
     task_rows.RddRows(schema=SCHEMA),
     task_rows.DealtRows(held_out=True),
+    task_rows.ServedRows((2, 3), task_rows.DealtRows()),
     task_rows.ArrowRows(schema=SCHEMA, seed=3),
     task_rows.FunctionRows(schema=SCHEMA, function=max, workers=2),
 ]

@@ -1,0 +1,80 @@
+"""Reading of updates from the body of a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from wsgiref.types import InputStream
+
+from sparkdl.core.vectors import aligned, as_bytes
+from sparkdl.transport import messages
+from sparkdl.transport.messages import Sections, Update
+
+
+class Arrival:
+    """The arrival of an update's sections.
+
+    Args:
+        update: the update, without its sections.
+        lengths: their lengths.
+        stream: the stream to read them from.
+
+    Attributes:
+        seconds: the time that reading them took.
+    """
+
+    def __init__(self, update: Update, lengths: Sections, stream: InputStream) -> None:
+        self.update, self.lengths, self.stream = update, lengths, stream
+        self.seconds = 0.0
+
+    def __call__(self) -> Update:
+        """Return a copy of the update with its sections.
+
+        The original has no sections, because it is kept until the reply is sent.
+        """
+        began = time.perf_counter()
+        body = _read_sections(self.stream, self.lengths.nbytes)
+        self.seconds += time.perf_counter() - began
+        return messages.fill(replace(self.update), self.lengths, body)
+
+
+def _read_sections(stream: InputStream, size: int) -> memoryview:
+    """Return the next bytes of a body, read into memory without a copy if the stream can do that.
+
+    NumPy allocates the memory, which may then consist of huge pages. The memory of a ``bytes`` object costs a
+    page fault per 4 kB.
+
+    Raises:
+        ConnectionError: the body broke off.
+        TimeoutError: the rest of the body did not arrive.
+    """
+    readinto = getattr(stream, "readinto", None)
+    if not size or readinto is None:
+        return memoryview(read(stream, size))
+    body = as_bytes(aligned(size))
+    with _of_connection():
+        return body[: readinto(body)].toreadonly()
+
+
+def read(stream: InputStream, size: int) -> bytes:
+    """Return the next bytes of a body.
+
+    Raises:
+        ConnectionError: the body broke off.
+        TimeoutError: the rest of the body did not arrive.
+    """
+    with _of_connection():
+        return stream.read(size) if size else b""
+
+
+@contextmanager
+def _of_connection() -> Iterator[None]:
+    """Turn errors of a socket into ConnectionError, which is not a failure of the endpoint."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError as error:
+        raise ConnectionError(*error.args) from error
