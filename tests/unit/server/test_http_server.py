@@ -408,7 +408,7 @@ REQUESTS = {
     "JSON in JSON in JSON": ("POST", "/v1/join", b"[" * 100_000, 400),
     "a long JSON": ("POST", "/v1/join", b" " * (http_app.JSON_BYTES + 1), 413),
     "no path": ("GET", "/v2/ping", b"", 404),
-    "rows that nobody serves": ("GET", "/v1/rows/0/0", b"", 404),
+    "rows of an endpoint without rows": ("GET", "/v1/rows/0/0", b"", 404),
     "no method": ("GET", "/v1/exchange", b"", 405),
 }
 
