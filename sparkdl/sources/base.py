@@ -230,8 +230,9 @@ class ArraySource(Source):
 
     @property
     def nbytes(self) -> int:
-        """The size of the rows in bytes; an estimate for sparse rows and strings."""
-        return self.count() * sum(column.nbytes for column in self.schema.columns)
+        """The size in bytes of the arrays, or of the columns made from them if that is more."""
+        columns = self.count() * sum(column.nbytes for column in self.schema.columns)
+        return max(columns, sum(array.nbytes for array in self.arrays))
 
     def is_large(self, cluster: SparkApplication) -> bool:
         """Return True if a slot's rows are too large for the message that starts a task."""
