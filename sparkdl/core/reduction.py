@@ -9,16 +9,22 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.vectors import EMPTY, PART, Vector
 
 NUMBERS = frozenset(  # dtypes that can be added, in NumPy's notation
     ["<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<c8", "<c16"]
 )
-PART = 1 << 16  # elements added at a time, few enough for the processor's cache
 
 
 class Reduction(ABC):
-    """Base class of reductions of one round. They do not modify the vectors that are added."""
+    """Base class of reductions of one round. They do not modify the vectors that are added.
+
+    Attributes:
+        pool: memory for the result.
+    """
+
+    pool: BufferPool | None = None
 
     @abstractmethod
     def add(self, vector: Vector, weight: float) -> None:
@@ -56,7 +62,7 @@ class Total(Reduction):
             return
         before = self._total
         if self._count == 2:
-            self._total = np.empty_like(before)
+            self._total = np.empty_like(before) if self.pool is None else self.pool.borrow_like(before)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(before), PART):
                 part = slice(start, start + PART)

@@ -23,6 +23,7 @@ Array = NDArray[Any]
 Vector = NDArray[np.float32]
 EMPTY: Vector = np.zeros(0, np.float32)
 LARGE = 64 << 20  # bytes freed at once, above which ``trim`` returns memory to the system
+PART = 1 << 16  # elements processed at a time, few enough for the processor's cache
 ALIGNMENT = 64  # bytes; backends expect the address of a tensor to be a multiple of it
 
 
@@ -51,7 +52,8 @@ def trim(freed: float) -> None:
 def is_finite(vector: Vector, below: float = np.inf) -> bool:
     """Return True if no number is NaN and all magnitudes are less than ``below``; makes no copy."""
     edge = np.float32(below)  # otherwise NumPy 1 compares in float64
-    return not len(vector) or bool(-edge < vector.min() and vector.max() < edge)
+    parts = (vector[start : start + PART] for start in range(0, len(vector), PART))
+    return all(-edge < part.min() and part.max() < edge for part in parts)
 
 
 def norm(vector: Vector) -> float:

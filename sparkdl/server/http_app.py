@@ -429,7 +429,7 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
     while header := read(stream, messages.UPDATE.size):
         update, lengths = messages.decode_update(header)
         store.admit(update, lengths)
-        arrival = Arrival(update, lengths, stream)
+        arrival = Arrival(update, lengths, stream, store.aggregation.pool)
         began, waited = time.perf_counter(), waited_seconds()
         reply = store.exchange(update, arrival)
         waited = waited_seconds() - waited

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from wsgiref.types import InputStream
 
-from sparkdl.core.vectors import aligned, as_bytes
+from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.vectors import as_bytes
 from sparkdl.transport import messages
 from sparkdl.transport.messages import Sections, Update
 
@@ -20,13 +21,14 @@ class Arrival:
         update: the update, without its sections.
         lengths: their lengths.
         stream: the stream to read them from.
+        pool: memory to read them into.
 
     Attributes:
         seconds: the time that reading them took.
     """
 
-    def __init__(self, update: Update, lengths: Sections, stream: InputStream) -> None:
-        self.update, self.lengths, self.stream = update, lengths, stream
+    def __init__(self, update: Update, lengths: Sections, stream: InputStream, pool: BufferPool) -> None:
+        self.update, self.lengths, self.stream, self.pool = update, lengths, stream, pool
         self.seconds = 0.0
 
     def __call__(self) -> Update:
@@ -35,16 +37,16 @@ class Arrival:
         The original has no sections, because it is kept until the reply is sent.
         """
         began = time.perf_counter()
-        body = _read_sections(self.stream, self.lengths.nbytes)
+        body = _read_sections(self.stream, self.lengths.nbytes, self.pool)
         self.seconds += time.perf_counter() - began
         return messages.fill(replace(self.update), self.lengths, body)
 
 
-def _read_sections(stream: InputStream, size: int) -> memoryview:
-    """Return the next bytes of a body, read into memory without a copy if the stream can do that.
+def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryview:
+    """Return the next bytes of a body, read into memory of the pool if the stream can do that.
 
-    NumPy allocates the memory, which may then consist of huge pages. The memory of a ``bytes`` object costs a
-    page fault per 4 kB.
+    NumPy allocates this memory, which may then consist of huge pages. The memory of a ``bytes`` object costs
+    a page fault per 4 kB.
 
     Raises:
         ConnectionError: the body broke off.
@@ -53,7 +55,7 @@ def _read_sections(stream: InputStream, size: int) -> memoryview:
     readinto = getattr(stream, "readinto", None)
     if not size or readinto is None:
         return memoryview(read(stream, size))
-    body = as_bytes(aligned(size))
+    body = as_bytes(pool.borrow(size))
     with _of_connection():
         return body[: readinto(body)].toreadonly()
 

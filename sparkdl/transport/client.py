@@ -22,7 +22,8 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar, Unpack
 
-from sparkdl.core.vectors import aligned, as_bytes
+from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.vectors import as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
@@ -69,6 +70,7 @@ class Connection:
         self._problem: Exception | None = None
         self._http = tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT)
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
+        self._pool = BufferPool()
         self._answer: http.client.HTTPResponse | None = None
         self._streams = False  # the open connection carries the stream of updates, and no other request
 
@@ -124,7 +126,7 @@ class Connection:
         header = bytearray(messages.REPLY.size)
         self._read(memoryview(header))
         reply, lengths = messages.decode_reply(header)
-        return messages.fill(reply, lengths, self._read(as_bytes(aligned(lengths.nbytes))))
+        return messages.fill(reply, lengths, self._read(as_bytes(self._pool.borrow(lengths.nbytes))))
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()

@@ -131,7 +131,7 @@ class Asynchronous(Aggregation):
         with self.changed:
             copy = self.given()
             if copy is None:
-                copy = self.parameters.copy()
+                copy = self._copy()
                 self.given = weakref.ref(copy)
             return copy, self.statistics, self.version
 
@@ -177,9 +177,15 @@ class Asynchronous(Aggregation):
             kind=Answer.CENTER,
             flags=reply.flags | flags,
             version=self.version,
-            parameters=self.parameters.copy(),
+            parameters=self._copy(),
             statistics=self.statistics,
         )
+
+    def _copy(self) -> Vector:
+        """Return a copy of the center."""
+        copy: Vector = self.pool.borrow_like(self.parameters)
+        copy[...] = self.parameters
+        return copy
 
     def _meant(self, update: Update) -> tuple[Merge | None, Flag]:
         """Return the merge of an update, or None if there is nothing to merge, and a flag for the reply."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.core.waiting import Condition
 from sparkdl.errors import RefusedError
@@ -48,6 +49,7 @@ class Aggregation(ABC):
         staleness: number of merged updates by staleness, if updates are merged one at a time.
         latest_staleness: staleness of each worker's last merged update.
         broken: True if counting an update failed half-way. Nothing is merged until ``restore``.
+        pool: memory for the vectors of exchanges.
         lock: guards all of the state. The coordinator that owns the center also waits on it.
     """
 
@@ -66,6 +68,7 @@ class Aggregation(ABC):
         self.merged_late = self.late = self.slices = 0
         self.attempts: dict[int, int] = {}
         self.broken = False
+        self.pool = BufferPool()
         self.staleness = [0] * (limits.MOST_STALE + 1)
         self.latest_staleness: dict[int, int] = {}
         self.lock = threading.RLock()

@@ -81,6 +81,7 @@ class SynchronousRounds(Aggregation):
         self.early: dict[int, Update] = {}
         self.here: set[int] = set()
         self.reductions: tuple[Reduction, Reduction] = self._reduction(), Mean()
+        self.reductions[0].pool = self.pool
 
     def next_sequence(self, worker: int) -> int:
         """Return the sequence number after the last accepted update of this worker."""

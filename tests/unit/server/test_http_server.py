@@ -31,6 +31,7 @@ from leaks import listening
 from relay import RESET
 from stores import LAYOUT, begun, state_of, store_of, update_of
 
+from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import http_app, http_server
@@ -911,7 +912,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """The header of an update that waits keeps no body in memory."""
     update = Update(Kind.DELTA)
-    filled = Arrival(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)))()
+    filled = Arrival(update, Sections(2, 0, 0, 0), io.BytesIO(bytes(8)), BufferPool())()
 
     assert (2, 0) == (len(filled.parameters), len(update.parameters))
 

@@ -5,8 +5,11 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from standalone import eventually
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together, vector
 
+from sparkdl.core import buffer_pool
+from sparkdl.core.vectors import aligned
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.server import http_server
 from sparkdl.server.http_app import Traffic, make_app
@@ -135,8 +138,7 @@ def test_a_late_round_is_asked_for_again(way):
     first, second = gang(way, store)
 
     def late():
-        with store.aggregation.changed:
-            store.aggregation.changed.wait_for(lambda: store.aggregation.counted(0, 0), 10)
+        assert eventually(lambda: store.aggregation.counted(0, 0), 10)
         return second(update(5.0, kind=Kind.GRADIENT))
 
     with impatient():
@@ -351,9 +353,7 @@ def test_a_reply_that_was_lost_is_asked_for_again(streaming):
     """A lost reply is requested again, and its update counts once."""
     store, exchange = streaming
     ticket = exchange.begin(update(1.0, sequence=1, base_version=1))
-    with store.aggregation.changed:
-        while not store.aggregation.counted(0, 1):
-            store.aggregation.changed.wait(0.01)
+    assert eventually(lambda: store.aggregation.counted(0, 1), 10)
     exchange._connection.close()
     reply = exchange.finish(ticket)
 
@@ -405,3 +405,21 @@ def test_an_answer_that_breaks_off_anywhere_is_none():
         _, answered = together(answer, ask)
 
     assert (200, {"stop": False}) == answered
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
+def test_exchanges_of_a_large_model_use_the_same_memory(mode, monkeypatch):
+    """The endpoint and a worker allocate memory for the vectors of the first exchanges only."""
+    allocated, counts, version = [], [], 0
+    monkeypatch.setattr(buffer_pool, "aligned", lambda size: allocated.append(size) or aligned(size))
+    values = np.ones(buffer_pool.SMALL // 4, np.float32)
+    kind = Kind.GRADIENT if mode == "synchronous" else Kind.DELTA
+    with ExitStack() as stack:
+        (exchange,) = gang(lambda store: Http(store, stack), store_of(mode, workers=1, size=len(values)))
+        for sequence in range(6):
+            given = Update(kind, sequence=sequence, rows=1, steps=1, loss=1.0, parameters=values)
+            given.base_version = version
+            version = exchange(given).version
+            counts.append(sum(size > len(values) for size in allocated))
+
+    assert 0 < counts[2] == counts[-1]
