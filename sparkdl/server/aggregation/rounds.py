@@ -55,6 +55,7 @@ class SynchronousRounds(Aggregation):
         self.hybrid = hybrid
         self.clock = time.monotonic
         self.depth = 0
+        self.outside = 0  # requests that wait until their body may be read
         self.whole = False
         self.begin(0)
 
@@ -124,7 +125,7 @@ class SynchronousRounds(Aggregation):
             finally:
                 with self.changed:
                     self.reading.discard(update.worker)
-                    self.changed.notify_all()
+                    self._let_in()
         else:
             counts = self._accept(read(), control)
         with self.changed:
@@ -150,9 +151,18 @@ class SynchronousRounds(Aggregation):
                 if self._is_next(update) or kept + size <= limits.EARLY_BYTES:
                     self.reading.add(update.worker)
                     return True
-                self.changed.wait(self._until(self.clock() + limits.PATIENCE))
+                self.outside += 1
+                try:
+                    self.changed.wait(self._until(self.clock() + limits.PATIENCE))
+                finally:
+                    self.outside -= 1
                 check_current(self, update)
             return False
+
+    def _let_in(self) -> None:
+        """Wake the requests that wait until their body may be read, if there are any."""
+        if self.outside:
+            self.changed.notify_all()
 
     def _let_go(self, worker: int) -> None:
         """Discard the last reply once every worker has sent its next update."""
@@ -192,7 +202,7 @@ class SynchronousRounds(Aggregation):
                 self._add_early()
                 if self._may_close():
                     self._close(control)
-            self.changed.notify_all()
+            self._let_in()
             return True
 
     def _add_early(self) -> None:

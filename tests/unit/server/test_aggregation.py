@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standalone import eventually
 from stores import EMPTY, begun, impatient, push, store_of, together, update_of, vector
 
 from sparkdl.core.vectors import window_statistics
@@ -50,8 +51,7 @@ def arrive(store, updates):
     threads = [threading.Thread(target=run, args=(update,)) for update in updates]
     for thread, update in zip(threads, updates, strict=True):
         thread.start()
-        with rounds.changed:
-            assert rounds.changed.wait_for(lambda u=update: rounds.counted(u.worker, u.sequence), 10)
+        assert eventually(partial(rounds.counted, update.worker, update.sequence), 10)
     for thread in threads:
         thread.join(10)
     return replies
@@ -207,6 +207,17 @@ def test_a_round_that_is_not_open_is_refused():
     assert 2 == store.aggregation.version
 
 
+def test_an_update_wakes_nobody_before_its_round_closes(monkeypatch):
+    """Requests that wait for a round to close are woken once, whatever the number of workers."""
+    store = begun(store_of(workers=8))
+    rounds, woken = store.aggregation, []
+    notify_all = rounds.changed.notify_all
+    monkeypatch.setattr(rounds.changed, "notify_all", lambda: woken.append(rounds.round) or notify_all())
+    arrive(store, [update_of(store, worker, noise(worker)) for worker in range(8)])
+
+    assert [1] == woken
+
+
 def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
     """A body ahead of its turn stays in the socket once the budget is spent; the sum does not change."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 20)  # one update of five elements
@@ -224,8 +235,7 @@ def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
         threads.append(run)
 
     start(1)
-    with rounds.changed:
-        assert rounds.changed.wait_for(lambda: 1 in rounds.early, 10)
+    assert eventually(lambda: 1 in rounds.early, 10)
     start(3)
     start(2)
     before = list(read)
