@@ -114,9 +114,8 @@ class Connection:
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
             self._http.endheaders()
-        message: Buffers = [b"%x\r\n" % messages.UPDATE.size, messages.encode_update(update), b"\r\n"]
-        if parts:
-            message += [b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"]
+        size = messages.UPDATE.size + sum(map(len, parts))
+        message: Buffers = [b"%x\r\n" % size + messages.encode_update(update), *parts, b"\r\n"]
         messages.send(self._http.sock, message)
 
     def receive(self) -> Reply:
