@@ -48,8 +48,9 @@ WORDS = {  # expected in the error that ends a fit
     "MemoryError": ["memory"],
 }
 CORE = re.compile(  # what counts, merges, sends and writes
-    r"cheroot/|sparkdl/(core/(packing|sparse_gradients|vectors)|data/spill|driver/(checkpoint|lease|remote_server)|"
-    r"rules/|server/|spark/files|transport/|worker/hosted_server)"
+    r"cheroot/|sparkdl/(core/(packing|sparse_gradients|vectors)|data/(array_blocks|spill)|"
+    r"driver/(checkpoint|lease|remote_server|serving)|rules/|server/|spark/files|transport/|"
+    r"worker/(hosted_server|task_rows))"
 )
 logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.classic, pytest.mark.timeout(3600)]
