@@ -45,6 +45,7 @@ LENGTH_DIGITS = 16  # lengths with this many digits or more are refused
 CHUNK_LINE = 256  # size limit of the line before a chunk
 LINGER_SECONDS = 0.02  # time that a thread waits for the next request of its connection
 STOP_SECONDS = 1  # time that requests under way may take once the server should stop
+CHECK_SECONDS = 0.1  # time between two checks of connections without a request
 IDLE_SECONDS = 60  # time that a connection may be silent
 
 
@@ -379,7 +380,7 @@ def _listen(
         server.gateway = _Gateway
         server.requests = _Threads(server, min=2 * num_workers + 4 + num_viewers)
         server.shutdown_timeout = STOP_SECONDS
-        server.expiration_interval = 0.1  # also the delay before a stop is noticed
+        server.expiration_interval = CHECK_SECONDS
         try:
             server.prepare()
         except (OSError, RuntimeError) as error:

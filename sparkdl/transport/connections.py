@@ -65,6 +65,13 @@ class PendingConnections(ConnectionManager):
         super().put(connection)
         connection.last_used = time.monotonic()  # cheroot uses the wall clock, which may be changed
 
+    def stop(self) -> None:
+        """End the loop that processes connections: on Linux at once, elsewhere at its next check."""
+        self._stop_requested = True
+        with suppress(OSError):  # a listening socket cannot be shut down on other systems
+            self.server.socket.shutdown(socket.SHUT_RDWR)  # wakes the loop
+        super().stop()
+
     def _run(self, expiration_interval: float) -> None:
         """Process connections as cheroot 10 and 11 do, but by a monotonic clock."""
         due = 0.0
@@ -93,6 +100,8 @@ class PendingConnections(ConnectionManager):
         try:
             return super()._from_server_socket(server_socket)  # type: ignore[misc]
         except OSError as error:
+            if error.errno == errno.EINVAL:  # the listening socket was shut down
+                return None
             if error.errno not in FULL:
                 raise
             self._drop_oldest(1 + len(self._until) // 2, error.strerror)

@@ -909,6 +909,22 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
         assert not serving.is_alive()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a listening socket that can be shut down")
+def test_the_end_waits_for_no_check_of_connections(monkeypatch):
+    """A server ends at once, however rarely it checks its connections."""
+    monkeypatch.setattr(http_server, "CHECK_SECONDS", 3600)
+
+    def run():
+        with serve(lambda environ, start_response: [], "127.0.0.1", 0, 1) as port:
+            socket.create_connection(("127.0.0.1", port)).close()
+
+    serving = threading.Thread(target=run, daemon=True)
+    serving.start()
+    serving.join(20)
+
+    assert not serving.is_alive()
+
+
 def test_a_header_that_lives_until_it_is_answered_keeps_no_body():
     """The header of an update that waits keeps no body in memory."""
     update = Update(Kind.DELTA)
@@ -953,6 +969,7 @@ INTERNALS = {
         "close",
         "put",
         "run",
+        "stop",
     ),
 }
 
