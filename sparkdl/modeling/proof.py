@@ -30,9 +30,9 @@ Results = Iterator[tuple[str, Sequence[Array]]]  # the description of each resul
 # TensorFlow 2.21 leaks about 35 kB for each new variable name.
 SHAPES = {"matrix": (3, 2), "vector": (2,)}
 STEPS = 2  # number of trial steps of an optimizer
-# Maximum size of the weights for a trial training step, in bytes. A larger model would take too much of the
-# driver's memory.
-STEP_BYTES = 256 << 20
+# Maximum size of the weights for a trial training step, in bytes. The step of a larger model would take more
+# of the driver's memory than the run itself.
+STEP_BYTES = 64 << 20
 
 
 def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -> None:
@@ -118,10 +118,10 @@ def _of_optimizer(model: keras.Model, first: Sequence[Any]) -> Results:
 
 def _of_step(model: keras.Model, first: Sequence[Any]) -> Results:
     """Yield the change of each weight in Keras's own training step."""
-    before = keras_variables.read(model.weights)
     own = type(model).train_step is not keras.Model.train_step
-    if own or sum(array.nbytes for array in before) > STEP_BYTES:
+    if own or keras_variables.layout_of(model.weights).nbytes > STEP_BYTES:
         return
+    before = keras_variables.read(model.weights)
     optimizer, decays = model.optimizer, optimizers.decays_weights(model)
     try:
         with keras_variables.undisturbed(model):
