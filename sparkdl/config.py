@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
-PlacementName = Literal["driver", "worker"]
+PlacementName = Literal["driver", "worker", "executors"]
 Frequency = Literal["batch", "epoch"] | int
 MergeName = Literal[
     "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco", "adasum"
@@ -41,10 +41,11 @@ class Mode(StrEnum):
 
 
 class Placement(StrEnum):
-    """Locations of the endpoint."""
+    """Processes that merge updates: the driver, worker 0, or all workers."""
 
     DRIVER = "driver"
     WORKER = "worker"
+    EXECUTORS = "executors"
 
 
 class Scaling(StrEnum):
@@ -129,8 +130,9 @@ class TrainConfig:
         batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether the endpoint serves a live page of each fit.
-        placement: the process that serves the endpoint: "driver", or "worker" (worker 0) if executors cannot
-            connect to the process that calls ``fit``.
+        placement: the process that merges updates: "driver"; "worker" (worker 0), if executors cannot
+            connect to the process that calls ``fit``; or "executors" (all workers, each for a part of the
+            gradient).
         network: the endpoint's address, port and encryption.
         fault_tolerance: the reaction to the loss of a worker.
         stragglers: how long workers wait for slower ones.
@@ -157,8 +159,25 @@ class TrainConfig:
                 'mode="asynchronous" or mode="hogwild", or leave staleness out.'
             )
         self._check_hybrid()
+        self._check_shards()
         self._check_loss()
         self._check_recovery()
+
+    def _check_shards(self) -> None:
+        if self.placement is not Placement.EXECUTORS:
+            return
+        if not self.joint:
+            raise ConfigError(
+                'placement="executors" needs mode="synchronous" and frequency="batch", since workers average '
+                f'gradients; got mode="{self.mode.value}" and frequency={self.frequency!r}. Set '
+                'placement="driver".'
+            )
+        if self.hybrid or self.goes_on:
+            raise ConfigError(
+                'placement="executors" needs all workers in each round, since each averages a part of the '
+                'gradient; got quorum, straggler_timeout or on_worker_loss="continue". Leave them out, or '
+                'set placement="driver".'
+            )
 
     def _check_loss(self) -> None:
         if self.goes_on and self.placement is Placement.WORKER:

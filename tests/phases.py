@@ -35,6 +35,12 @@ SETTINGS = {
     "synchronous-2": ("synchronous", 2, "average", {"fault_tolerance": FaultTolerance(recovery_every=2)}),
     "asynchronous-2": ("asynchronous", 2, "sum", {}),
     "hogwild": ("hogwild", "batch", "sum", {}),
+    "executors": (
+        "synchronous",
+        "batch",
+        None,
+        {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=3)},
+    ),
 }
 WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3
 FAULTS = "kill", "stop 5", "stop 30", "stop 90"

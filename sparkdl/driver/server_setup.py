@@ -67,7 +67,7 @@ class ServerSetup:
         shape, terms = self._shape(), self._terms()
         start = self.driver.parameters(), self.driver.statistics()
         decays = keras_variables.decays(model)
-        if config.placement is Placement.DRIVER:
+        if config.placement is not Placement.WORKER:
             return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
         hosted = HostedRun(
             shape=shape,
@@ -126,6 +126,7 @@ class ServerSetup:
             staleness=config.stragglers.staleness,
             hybrid=self.hybrid,
             tables=sliced_tables(self.driver.layouts.trainable, joint=config.joint),
+            sharded=config.placement is Placement.EXECUTORS,
         )
 
 
@@ -137,7 +138,7 @@ def spare_slot(
     Raises:
         ConfigError: the endpoint cannot be in worker 0, or callbacks cannot be called.
     """
-    if config.placement is Placement.DRIVER:
+    if config.placement is not Placement.WORKER:
         return False
     if not cluster.remote or cluster.dynamic:
         why = (

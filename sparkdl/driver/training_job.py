@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sparkdl.config import Mode
+from sparkdl.config import Mode, Placement
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
 from sparkdl.data.batch_plan import Plan
@@ -109,20 +109,22 @@ class TrainingJob:
     def _shared(self, store: Store, spec: serialization.ModelSpec) -> TrainJob:
         """Return the values that the tasks share. Set each source's evaluation batch size and row limit."""
         request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
+        config, sharded = request.config, request.config.placement is Placement.EXECUTORS
         held = fit.validation_batch_size or self.plan.batch_size
         for source in (request.source, request.validation):
             if source is not None:
                 source.held_batch, source.held_most = held, fit.validation_rows(held)
+        slices = None if sharded else most_words(layout.size, request.num_workers) if config.joint else 0
         settings = TrainSettings(
             plan=self.plan,
             epochs=fit.epochs,
-            rounds=request.config.mode is Mode.SYNCHRONOUS,
+            rounds=config.mode is Mode.SYNCHRONOUS,
             validation_batch_size=held,
             rule=Average(),
             power=self.choice.power,
             validation_rows=fit.validation_rows(held),
             profile=fit.traced,
-            slices=most_words(layout.size, request.num_workers) if request.config.joint else 0,
+            slices=slices,
         )
         return TrainJob(
             spec=spec,
@@ -132,6 +134,7 @@ class TrainingJob:
             class_weight=fit.class_weight,
             hosted=store.hosted if isinstance(store, RemoteCoordinator) else None,
             classes=request.classes,
+            shards=request.num_workers if sharded else 0,
         )
 
     def _submitter(

@@ -173,9 +173,11 @@ class Coordinator(GroupCoordinator):
             if not go:
                 return None
             sequence, epoch = self.aggregation.next_sequence(worker), self.epochs.next_epoch(worker)
-            return {
+            members = [member for _, member in sorted(self.members.items())]
+            shards = [member.notes["shard"] for member in members if "shard" in member.notes]
+            begin: Begin = {
                 "rows": self.plans[0].rows,
-                "validation_rows": [member.validation_rows for _, member in sorted(self.members.items())],
+                "validation_rows": [member.validation_rows for member in members],
                 "epoch": epoch,
                 "sequence": sequence,
                 "restore": bool(sequence or self.snapshot.states) or epoch > self.shape.plan.first_epoch,
@@ -183,6 +185,7 @@ class Coordinator(GroupCoordinator):
                 "progress": self.progress,
                 "stop": self.stopping,
             }
+            return begin | {"shards": shards} if shards else begin
 
     def _check_header(self, update: Update, lengths: Sections) -> None:
         admission.check_run(update, self.shape.run)

@@ -300,8 +300,8 @@ class GroupCoordinator(ABC):
     def _answer(self, update: Update, read: Read) -> Reply:
         """Return the reply to an admitted update."""
 
-    def sent(self, update: Update) -> None:
-        """Record the end of a reply, which was sent or could not be delivered."""
+    def sent(self, update: Update, *, delivered: bool = True) -> None:
+        """Record the end of a reply, which was sent if ``delivered``."""
         if update.kind in BOARDING:
             self.aggregation.sent()
 

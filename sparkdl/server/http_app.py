@@ -42,7 +42,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 from wsgiref.types import InputStream
 
 import flask
@@ -60,14 +60,16 @@ from sparkdl.errors import (
     SparkDLError,
     WireError,
     WorkerError,
+    WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
+from sparkdl.server.aggregation import Read
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
 from sparkdl.transport.arrivals import Arrival, read
-from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Running
+from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -107,6 +109,21 @@ class Traffic:
                 "bytes_sent": self.sent.total(),
                 "refused_requests": self.refused,
             }
+
+
+class Exchanges(Protocol):
+    """A coordinator or a shard, as a stream of updates sees it."""
+
+    aggregation: Any
+
+    def admit(self, update: Update, lengths: Sections) -> None:
+        """Check an update by its header alone, before any of its sections are read."""
+
+    def exchange(self, update: Update, read: Read) -> Reply:
+        """Return the reply to an admitted update, whose sections ``read`` returns."""
+
+    def sent(self, update: Update, *, delivered: bool = True) -> None:
+        """Record the end of a reply, which was sent if ``delivered``."""
 
 
 def make_app(
@@ -159,6 +176,17 @@ def make_rows_app(rows: ArrayBlocks, token: str) -> flask.Flask:
     """Return the Flask app of a job that only reads rows."""
     app = _new_app(token, "", Traffic(), lambda error: None)
     _add_rows(app, rows)
+    return app
+
+
+def make_shard_app(shard: Exchanges, token: str) -> flask.Flask:
+    """Return the Flask app over a worker's shard (``worker.shards``)."""
+    app, traffic = _new_app(token, "", Traffic(), lambda error: None), Traffic()
+
+    @app.post("/v1/exchange")
+    def exchange() -> ResponseReturnValue:
+        return _exchange(shard, traffic)
+
     return app
 
 
@@ -405,6 +433,8 @@ def _running(values: list[Any]) -> Running | None:
 def _failure(body: dict[str, Any]) -> SparkDLError:
     if body["kind"] == "preflight":
         return PreflightError(body["message"])
+    if body["kind"] == "lost":
+        return WorkerLostError(body["message"])
     if body["kind"] == "data":
         return DataError(body["message"], traceback=body["traceback"])
     return WorkerError.of(
@@ -412,7 +442,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
     )
 
 
-def _exchange(store: GroupCoordinator, traffic: Traffic) -> flask.Response:
+def _exchange(store: Exchanges, traffic: Traffic) -> flask.Response:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
     first = next(replies, None)  # if the first update is refused, the response has that status
     if first is None:
@@ -421,7 +451,7 @@ def _exchange(store: GroupCoordinator, traffic: Traffic) -> flask.Response:
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
-def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> Iterator[Buffers]:
+def _replies(store: Exchanges, traffic: Traffic, stream: InputStream) -> Iterator[Buffers]:
     """Yield the reply to each update of a stream, as buffers, before the next update is read.
 
     The code that sends a list of buffers empties it, so that a reply is not kept until the next one.
@@ -434,6 +464,7 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
         reply = store.exchange(update, arrival)
         waited = waited_seconds() - waited
         merged = time.perf_counter() - began - waited - arrival.seconds
+        delivered = False
         try:
             parts: Buffers = [
                 messages.encode_reply(reply, waited=waited, merged=merged),
@@ -442,8 +473,9 @@ def _replies(store: GroupCoordinator, traffic: Traffic, stream: InputStream) -> 
             del reply
             traffic.count(update.worker, len(header) + lengths.nbytes, sum(map(len, parts)))
             yield parts
+            delivered = True
         finally:
-            store.sent(update)
+            store.sent(update, delivered=delivered)
 
 
 def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic) -> Iterator[Buffers]:
@@ -458,6 +490,6 @@ def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic)
     except (ConnectionError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - the run has failed, or an update was bad
-        if isinstance(error, RefusedError):  # a WireError: most likely the worker died
+        if isinstance(error, RefusedError):  # not a WireError: then most likely the worker died
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None

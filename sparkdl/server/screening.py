@@ -12,7 +12,7 @@ from sparkdl.server.divergence import FARTHEST, FIRST, DivergenceDetector
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.state import EpochReports, RunSpec
-from sparkdl.transport.messages import Update
+from sparkdl.transport.messages import Flag, Update
 
 
 class Screening:
@@ -57,6 +57,7 @@ class Screening:
         below = inf if self.shape.plan.joint else FARTHEST
         numbers = self.aggregation.numbers(update)
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
+        finite = finite and not update.flags & Flag.NOT_FINITE  # parameters that did not pass through here
         sound = self.shape.scaled or finite
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)

@@ -23,7 +23,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar, Unpack
 
 from sparkdl.core.buffer_pool import BufferPool
-from sparkdl.core.vectors import as_bytes
+from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
@@ -59,13 +59,15 @@ class Connection:
         endpoint: the endpoint.
         retries: maximum number of times to resend an unanswered request, with growing pauses.
         outage: seconds for which ``retries`` is no limit while there is no route to the endpoint.
+        unsent: maximum bytes of updates that the operating system takes over before it has sent them, where
+            it supports a limit; 0: no limit.
 
     Attributes:
         retried: number of requests that were resent.
     """
 
-    def __init__(self, endpoint: Endpoint, retries: int, *, outage: float = 0.0) -> None:
-        self.endpoint, self.retries, self.outage = endpoint, retries, outage
+    def __init__(self, endpoint: Endpoint, retries: int, *, outage: float = 0.0, unsent: int = 0) -> None:
+        self.endpoint, self.retries, self.outage, self.unsent = endpoint, retries, outage, unsent
         self.retried = 0
         self._problem: Exception | None = None
         self._http = tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT)
@@ -114,18 +116,21 @@ class Connection:
             self._http.putheader("Authorization", self._token["Authorization"])
             self._http.putheader("Transfer-Encoding", "chunked")
             self._http.endheaders()
+            if self.unsent and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self.unsent)
         size = messages.UPDATE.size + sum(map(len, parts))
         message: Buffers = [b"%x\r\n" % size + messages.encode_update(update), *parts, b"\r\n"]
         messages.send(self._http.sock, message)
 
-    def receive(self) -> Reply:
-        """Return the next reply of the stream."""
+    def receive(self, memory: Vector = EMPTY) -> Reply:
+        """Return the next reply of the stream, in this memory if it has the size of the reply's sections."""
         if self._answer is None:
             self._answer = self._accepted()
         header = bytearray(messages.REPLY.size)
         self._read(memoryview(header))
         reply, lengths = messages.decode_reply(header)
-        return messages.fill(reply, lengths, self._read(as_bytes(self._pool.borrow(lengths.nbytes))))
+        body = memory if memory.nbytes == lengths.nbytes else self._pool.borrow(lengths.nbytes)
+        return messages.fill(reply, lengths, self._read(as_bytes(body)))
 
     def _accepted(self) -> http.client.HTTPResponse:
         answer = self._http.getresponse()
@@ -188,6 +193,10 @@ class Connection:
         no_way = isinstance(self._problem, OSError) and self._problem.errno in NO_WAY
         return no_way or isinstance(self._problem, socket.gaierror)
 
+    def local_address(self) -> str:
+        """Return the address of this host from which it reaches the endpoint. The connection must be open."""
+        return str(self._http.sock.getsockname()[0])
+
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
         if self._answer is not None:
@@ -214,12 +223,22 @@ class HttpExchange(Exchange):
         attempt: Spark's taskAttemptId, which is larger for newer attempts.
         generation: the generation (the start of the worker group) that the worker belongs to, by number.
         layout: the digest of the trainable variables' layout.
+        unsent: see Connection.
     """
 
-    def __init__(self, endpoint: Endpoint, worker: int, attempt: int, generation: int, layout: bytes) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        worker: int,
+        attempt: int,
+        generation: int,
+        layout: bytes,
+        *,
+        unsent: int = 0,
+    ) -> None:
         self.identity = {"worker": worker, "generation": generation, "attempt": attempt}
         self.layout, self.endpoint = layout, endpoint
-        self._connection = Connection(endpoint, RETRIES, outage=OUTAGE_SECONDS)
+        self._connection = Connection(endpoint, RETRIES, outage=OUTAGE_SECONDS, unsent=unsent)
         self._sent = False
 
     @property
@@ -258,17 +277,29 @@ class HttpExchange(Exchange):
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
 
-    def finish(self, ticket: Update) -> Reply:
-        """Return the reply to an update; request it again while it is not ready."""
+    def finish(self, ticket: Update, memory: Vector = EMPTY) -> Reply:
+        """Return the reply to an update; request it again while it is not ready.
+
+        Args:
+            ticket: the result of ``begin``.
+            memory: memory for the reply's parameters, used if it has their size and there are no other
+                sections.
+        """
         connection, sent = self._connection, self._sent
         waited = merged = 0.0
         while True:
-            reply = connection.patiently(partial(connection.send, ticket), connection.receive, sent=sent)
+            reply = connection.patiently(
+                partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
+            )
             waited, merged = waited + reply.waited, merged + reply.merged
             if not reply.flags & Flag.AGAIN:
                 reply.waited, reply.merged = waited, merged
                 return reply
             ticket, sent = awaiting(ticket), False
+
+    def local_address(self) -> str:
+        """Return the address of this host from which it reaches the endpoint. The connection must be open."""
+        return self._connection.local_address()
 
     def close(self) -> None:
         """Close the connection."""

@@ -54,6 +54,7 @@ class Notes(TypedDict, total=False):
         gpus: the GPUs that the task takes.
         on_gpu: whether it computes on a GPU.
         faults: the faults of its rows.
+        shard: host, port and certificate (hexadecimal) of the worker's shard, if it serves one.
     """
 
     one_class: bool
@@ -62,6 +63,7 @@ class Notes(TypedDict, total=False):
     gpus: list[str]
     on_gpu: bool
     faults: list[Fault]
+    shard: tuple[str, int, str]
 
 
 class Begin(TypedDict, total=False):
@@ -77,6 +79,7 @@ class Begin(TypedDict, total=False):
         learning_rate: the learning rate; None: the model's own.
         progress: number of steps counted so far, including those before the run.
         stop: whether training ends at once.
+        shards: the address of each worker's shard, as in its notes, if workers serve shards.
     """
 
     rows: list[int] | tuple[int, ...]
@@ -87,6 +90,7 @@ class Begin(TypedDict, total=False):
     learning_rate: float | None
     progress: float
     stop: bool
+    shards: list[tuple[str, int, str]]
 
 
 class Exchange(ABC):

@@ -81,7 +81,8 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: stop training; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
-    NOT_FINITE = 16  # reply: the update was not merged, because it had NaN, Inf or huge values
+    NOT_FINITE = 16  # reply: the update was not merged, because it had NaN, Inf or huge values; update: the
+    # same, if workers merge it among themselves
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
@@ -325,7 +326,7 @@ class FailureReport(TypedDict):
     """The failure of a task.
 
     Attributes:
-        kind: "worker", "data" or "preflight".
+        kind: "worker", "data", "preflight", or "lost" if the task cannot reach another worker.
         worker: the worker; for a task that deals rows to workers, its partition.
         generation: the generation (the start of the worker group) that the task belongs to, by number.
         attempt: the worker's attempt; -1: the task belongs to no worker.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sparkdl.errors import DataError, RefusedError
+from sparkdl.errors import DataError, RefusedError, WorkerLostError
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.transport import client
 from sparkdl.transport.client import Heartbeat, HttpExchange
@@ -73,9 +73,10 @@ def tell_failure(attempt: Attempt, error: Exception) -> None:
     """Report an exception in this task to the driver."""
     data = error if isinstance(error, DataError) else None
     message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
+    lost = isinstance(error, WorkerLostError)
     client.report_failure(
         attempt.endpoint,
-        kind="data" if data else "worker",
+        kind="data" if data else "lost" if lost else "worker",
         generation=attempt.generation,
         worker=attempt.worker,
         attempt=attempt.id,

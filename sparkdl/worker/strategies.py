@@ -39,8 +39,9 @@ class TrainSettings:
         power: the learning rate is multiplied by the number of workers with rows, at most
             ``rules.STUDIED``, to this power.
         scale: the resulting factor of the learning rate, once the number of workers is known.
-        slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense.
-            See ``core.sparse_gradients``.
+        slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense; None: they
+            are dense, and slices that an optimizer does not simply add up are refused. See
+            ``core.sparse_gradients``.
         profile: the batches of each worker to trace, counted from 1.
     """
 
@@ -52,7 +53,7 @@ class TrainSettings:
     power: float = 0.0
     scale: float = 1.0
     validation_rows: int | None = None
-    slices: int = 0
+    slices: int | None = 0
     profile: range = range(0)
 
     def bound(self, working: int) -> TrainSettings:

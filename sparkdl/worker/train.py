@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +11,12 @@ from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.schema import Schema
+from sparkdl.modeling import optimizers
 from sparkdl.modeling.backends import distributed, has_gpu, prepare_backend
-from sparkdl.modeling.keras_variables import set_generators
+from sparkdl.modeling.keras_types import Model
+from sparkdl.modeling.keras_variables import Layouts, set_generators
 from sparkdl.modeling.serialization import ModelSpec
-from sparkdl.transport.client import Heartbeat
+from sparkdl.transport.client import Heartbeat, HttpExchange
 from sparkdl.transport.exchange import Exchange, Notes
 from sparkdl.worker import devices, model_cache
 from sparkdl.worker.loop import Loop
@@ -36,6 +39,7 @@ class TrainJob:
         class_weight: the weight of a training row by the class of its label, if rows have no weights.
         hosted: the HostedRun from which worker 0 makes the endpoint, if the run is hosted.
         classes: the classes of label columns, by the index of the column.
+        shards: the number of workers, if they average gradients among themselves; otherwise 0.
     """
 
     spec: ModelSpec
@@ -45,6 +49,7 @@ class TrainJob:
     class_weight: dict[int, float] | None = None
     hosted: Any = None
     classes: Mapping[int, Classes] = field(default_factory=dict)
+    shards: int = 0
 
 
 def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
@@ -54,7 +59,13 @@ def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> 
 
 
 def _train(
-    job: TrainJob, attempt: Attempt, blocks: Watched, code: Code, *, exchange: Exchange, heartbeat: Heartbeat
+    job: TrainJob,
+    attempt: Attempt,
+    blocks: Watched,
+    code: Code,
+    *,
+    exchange: HttpExchange,
+    heartbeat: Heartbeat,
 ) -> None:
     plan = job.settings.plan
     spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
@@ -74,7 +85,7 @@ def _train(
         "on_gpu": on_gpu,
         "faults": blocks.found(),
     }
-    with distributed(code.distribution, len(gpus)) as spread:
+    with distributed(code.distribution, len(gpus)) as spread, ExitStack() as stack:
         if spread:
             model_cache.clear()
         replica = take_replica(job.spec, code.objects, code.builder, joint=plan.joint)
@@ -86,10 +97,20 @@ def _train(
             replica=replica,
             rows=rows,
             validation=validation,
-            exchange=exchange,
+            exchange=_exchange_of(job, replica.model, exchange, stack),
             fingerprint=spooled.fingerprint,
         )
         heartbeat.follow(loop)
         loop.run(notes)
         if spread:
             model_cache.clear()  # the variables lie on the devices of this task
+
+
+def _exchange_of(job: TrainJob, model: Model, driver: HttpExchange, stack: ExitStack) -> Exchange:
+    """Return the exchange of the training loop: with the driver's endpoint, or with the workers' shards."""
+    if not job.shards:
+        return driver
+    from sparkdl.worker import shards
+
+    size, scaled = Layouts.of(model).trainable.size, optimizers.scales_loss(model)
+    return stack.enter_context(shards.sharded(driver, size, job.shards, scaled=scaled))

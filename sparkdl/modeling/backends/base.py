@@ -50,11 +50,12 @@ class Replica(Protocol):
     Attributes:
         exact: whether every trainable variable holds exactly the values that it is set to.
         slices: maximum length of a gradient with slices, in 32-bit words. A longer one is made dense. If this
-            is 0, or if the backend keeps no slices, all gradients are dense.
+            is 0, or if the backend keeps no slices, all gradients are dense. None: as 0, but slices that the
+            optimizer does not simply add up are refused.
     """
 
     exact: bool
-    slices: int
+    slices: int | None
 
     @property
     def model(self) -> Any:

@@ -45,7 +45,7 @@ class JaxReplica:
         places = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
         self._statistics = [places[id(variable)] for variable in keras_variables.statistics(model)]
         self._capture = Capture(model) if joint else None
-        self.slices = 0  # gradients are dense on JAX
+        self.slices: int | None = 0  # gradients are dense on JAX
         self.exact = all(variable.dtype == "float32" for variable in keras_variables.trainable(model))
         self._measured = False
         self._gradient = self._compiled(self._take_gradient)

@@ -29,7 +29,7 @@ class StatefulReplica(ABC):
         self._model = model
         self._trainable = keras_variables.trainable(model)
         self._statistics = keras_variables.statistics(model)
-        self.slices = 0
+        self.slices: int | None = 0
         self.exact = all(variable.dtype == "float32" for variable in self._trainable)
         shapes = [tuple(variable.shape) for variable in (*self._trainable, *self._statistics)]
         self._shapes = shapes[: len(self._trainable)]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from sparkdl.core.sparse_gradients import Table, decode, densified
 from sparkdl.core.tree import split
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
+from sparkdl.errors import ModelError
 from sparkdl.modeling import keras_internals, optimizers, signature
 from sparkdl.modeling.backends.base import Mean, Reading
 from sparkdl.modeling.backends.stateful import StatefulReplica
@@ -144,10 +145,16 @@ class TensorFlowReplica(StatefulReplica):
         reading = super()._reading(packed)
         if len(packed) == 2:
             return reading
-        adds = optimizers.adds_slices(self._model)
-        if len(reading.vector) <= (min(self.slices, self._size) if adds else self.slices):
+        adds, most = optimizers.adds_slices(self._model), self.slices or 0
+        if len(reading.vector) <= (min(most, self._size) if adds else most):
             return reading._replace(sliced=True)
-        if self.slices and not adds and not self._has_warned:
+        if self.slices is None and not adds:
+            raise ModelError(
+                "Workers cannot average the sparse gradients of embeddings among themselves: the steps of "
+                f"{type(optimizers.inner(self._model)).__name__} would differ from those of model.fit. Set "
+                'placement="driver".'
+            )
+        if most and not adds and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "The sparse gradients of embeddings take %d MiB per batch, more than workers exchange as "

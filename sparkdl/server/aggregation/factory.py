@@ -11,6 +11,7 @@ from sparkdl.core.vectors import Vector
 from sparkdl.rules import Rule
 from sparkdl.server.aggregation.asynchronous import Asynchronous
 from sparkdl.server.aggregation.base import Aggregation
+from sparkdl.server.aggregation.counted_rounds import CountedRounds
 from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
 from sparkdl.server.aggregation.hogwild import Hogwild
@@ -30,6 +31,7 @@ class AggregationSpec:
             slowest one; None: no limit.
         hybrid: conditions under which a round closes without some of its workers; None: never.
         tables: sizes of the trainable variables, if gradients with slices may be merged; otherwise empty.
+        sharded: True if workers average gradients among themselves.
     """
 
     mode: str
@@ -39,6 +41,7 @@ class AggregationSpec:
     staleness: int | None = None
     hybrid: Hybrid | None = None
     tables: Tables = ()
+    sharded: bool = False
 
 
 def make_aggregation(
@@ -54,6 +57,8 @@ def make_aggregation(
             unknown.
     """
     start = parameters, statistics, terms.num_workers
+    if terms.sharded:
+        return CountedRounds(*start)
     if terms.joint:
         return GradientRounds(*start, terms.hybrid, terms.tables)
     decays = np.full_like(statistics, np.nan) if decays is None else decays
