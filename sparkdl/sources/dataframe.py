@@ -131,8 +131,8 @@ class FrameSource(Source):
                 if column.texts and place not in self._texts:
                     kind = self._found[name].kind.simpleString()
                     raise ConfigError(
-                        f"Expected column {name!r} to hold strings; it holds {kind}. Pass a column of "
-                        f'strings, for example df["{name}"].cast("string").'
+                        f"Expected column {name!r} to hold strings; it holds {kind}. Convert it, for "
+                        f'example with df.withColumn("{name}", df["{name}"].cast("string")).'
                     )
                 if not column.texts:
                     numeric(name, self._found[name])

@@ -49,8 +49,9 @@ def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryvi
     a page fault per 4 kB.
 
     Raises:
-        ConnectionError: the body broke off.
-        TimeoutError: the rest of the body did not arrive.
+        ConnectionError: the connection failed.
+        TimeoutError: the rest of the body did not arrive in time.
+        WireError: the body ended early, or is not chunked correctly.
     """
     readinto = getattr(stream, "readinto", None)
     if not size or readinto is None:
@@ -64,8 +65,9 @@ def read(stream: InputStream, size: int) -> bytes:
     """Return the next bytes of a body.
 
     Raises:
-        ConnectionError: the body broke off.
-        TimeoutError: the rest of the body did not arrive.
+        ConnectionError: the connection failed.
+        TimeoutError: the rest of the body did not arrive in time.
+        WireError: the body ended early, or is not chunked correctly.
     """
     with _of_connection():
         return stream.read(size) if size else b""

@@ -27,9 +27,10 @@ MESSAGE_CHARACTERS = 4000  # maximum length of a message
 
 
 class LogLines:
-    """The log lines that wait for the driver; the newest ones, if there are too many.
+    """The log lines that wait for the driver.
 
-    The caller has to hold a lock.
+    Lines beyond the maximum of a period are left out, unless ``insist`` adds them. If more than twice the
+    maximum wait, the oldest are left out. The caller has to hold a lock.
 
     Args:
         most: maximum number of lines per period at WARNING or above; the same maximum applies separately to

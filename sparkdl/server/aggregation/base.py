@@ -211,6 +211,8 @@ def check_current(aggregation: Aggregation, update: Update) -> None:
     Raises:
         RefusedError: the update is refused, or nothing can be merged any more.
     """
+    if aggregation.generation < 0:
+        raise RefusedError(410, "The run has ended.")
     if aggregation.generation != update.generation:
         raise RefusedError(
             409, f"Generation {update.generation} is over; the run is at {aggregation.generation}."
