@@ -7,7 +7,8 @@ bridge; the driver has one, too. No Spark is involved. ``ideal`` is the least ti
 2·X·(H-1)/(H·B) for one worker per host (ring all-reduce needs as long). X is the size of the gradient, K the
 number of workers, H of hosts, B the rate of a link.
 
-Needs root, for ``ip netns`` and ``tc`` (iproute2).
+On Linux's default congestion control (cubic) a link is used fully; with BBR exchanges take longer. The
+program needs root, for ``ip netns`` and ``tc`` (iproute2).
 
     sudo python benchmarks/links.py --results benchmarks/RESULTS.md
 """
@@ -33,6 +34,7 @@ HOSTS = ((2, 1), (4, 1), (8, 1), (4, 2))  # hosts, and workers on each of them
 RATES = "1gbit", "100mbit"
 PLACEMENTS = "driver", "executors"
 BRIDGE, NAME, NET = "sdl-bridge", "sdl-host", "10.77.0"
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 TOKEN, RUN, LAYOUT = "token", b"r" * 16, b"l" * 16
 
 
@@ -241,7 +243,8 @@ def main() -> None:
     words = (
         f"A gradient of {SIZE / 1e6:.0f} MB, {EACH} exchanges per turn, {options.rounds} turns, medians "
         "[min..max]. Each host is a network namespace of this machine whose link has this rate in each "
-        f"direction. {harness.machine({'sparkdl': sys.executable})}"
+        f"direction; TCP uses {CONGESTION.read_text().strip()}. "
+        f"{harness.machine({'sparkdl': sys.executable})}"
     )
     header = ["link", "hosts", "workers on each", "placement", "exchange, ms", "ideal, ms", "ratio", "bar"]
     harness.report("Limited links", f"{words}\n\n{table(header, rows)}", options.results)
