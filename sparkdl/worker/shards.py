@@ -86,6 +86,7 @@ class Shard:
         """Open the first round. Parts that arrive earlier wait for it."""
         with self.aggregation.changed:
             self._begun = True
+            self._received = dict.fromkeys(self._received, sequence - 1)
             self.aggregation.begin(sequence)
 
     def admit(self, update: Update, lengths: Sections) -> None:

@@ -272,6 +272,19 @@ def test_a_worker_leaves_once_all_have_the_last_mean():
     waiting.join()
 
 
+@pytest.mark.parametrize("sequence", [0, 7])
+def test_a_worker_leaves_at_once_if_no_round_was_closed(sequence, monkeypatch):
+    """A run that ends before its first round, also one that was resumed, waits for nobody."""
+    monkeypatch.setattr(shards, "LEAVE_SECONDS", 3600)
+    shard = Shard(RUN, 1, 0, 2, size=4, layout=PART)
+    shard.begin(sequence)
+    leaving = threading.Thread(target=shard.wait_sent, daemon=True)
+    leaving.start()
+    leaving.join(10)
+
+    assert not leaving.is_alive()
+
+
 def part(**fields):
     return Update(**{"kind": Kind.GRADIENT, "rows": 4, "generation": 1, "run": RUN, "layout": PART, **fields})
 
