@@ -261,7 +261,7 @@ def test_editors_know_the_values_of_settings():
     settings, fit = get_type_hints(SparkModel.__init__), get_type_hints(SparkModel.fit)
 
     assert Literal["synchronous", "asynchronous", "hogwild"] == settings["mode"]
-    assert Literal["driver", "worker"] == settings["placement"]
+    assert Literal["driver", "worker", "executors"] == settings["placement"]
     assert set(RULES) == set(get_args(get_args(settings["merge"])[0]))
     assert Literal["auto", 0, 1, 2] == fit["verbose"]
     assert Literal["error", "warn"] == fit["nan"]
