@@ -181,13 +181,14 @@ def values(**changes):
 
 
 @pytest.fixture
-def show(browser, tmp_path):
+def show(browser, tmp_path, eventually):
     """Return a function that shows the values of a record in the browser, as a report."""
 
     def show(**changes):
         path = tmp_path / "values.html"
         path.write_text(document.report(values(**changes)), "utf-8")
         browser.get(path.as_uri())
+        assert eventually(lambda: any(texts(browser, "#progress")), 60)  # under load, get may return earlier
 
     return show
 
