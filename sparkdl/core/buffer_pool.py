@@ -1,7 +1,6 @@
 """Memory for the bodies of messages that is used again, message after message.
 
 For a large array, the C library gets fresh pages from the system, which zeroes each of them at its first use.
-For a body of 100 MB, this costs about as much as copying it.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ def make_rows_app(rows: ArrayBlocks, token: str) -> flask.Flask:
 
 def make_shard_app(shard: Exchanges, token: str) -> flask.Flask:
     """Return the Flask app over a worker's shard (``worker.shards``)."""
-    app, traffic = _new_app(token, "", Traffic(), lambda error: None), Traffic()
+    traffic = Traffic()
+    app = _new_app(token, "", traffic, lambda error: None)
 
     @app.post("/v1/exchange")
     def exchange() -> ResponseReturnValue:

@@ -81,8 +81,7 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: stop training; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
-    NOT_FINITE = 16  # reply: the update was not merged, because it had NaN, Inf or huge values; update: the
-    # same, if workers merge it among themselves
+    NOT_FINITE = 16  # reply, or update of a shard's worker: it was not merged, for NaN, Inf or huge values
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices

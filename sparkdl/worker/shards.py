@@ -3,8 +3,8 @@
 A gradient is divided into one contiguous range per worker. Each worker serves a *shard*: the rounds of its
 own range, with the same code as an endpoint. A worker sends a part of its gradient to each shard, and
 receives the mean of each part. So a round is a reduce-scatter and an all-gather: each worker sends and
-receives about one gradient, however many workers there are. Parts are added in worker order, so the mean has
-the same bits as that of an endpoint on the driver.
+receives at most twice the size of the gradient, however many workers there are. Parts are added in worker
+order, so the mean has the same bits as that of an endpoint on the driver.
 
 The driver's endpoint gets the same updates without parameters. It counts them, averages the statistics, and
 controls epochs, snapshots and restarts. A shard exists as long as its task: if a task is lost, the worker
