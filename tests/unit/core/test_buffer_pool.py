@@ -54,7 +54,7 @@ def test_memory_is_lent_again_once_nothing_refers_to_it(view):
 
 
 def test_unused_memory_is_bounded():
-    """The pool keeps little memory that nobody uses, and none of another size."""
+    """The pool keeps at most SPARE unused pieces of memory, all of the size borrowed last."""
     pool = BufferPool()
     lent = [pool.borrow(SMALL) for _ in range(10)]
     del lent

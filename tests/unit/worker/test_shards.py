@@ -136,7 +136,7 @@ def test_the_mean_has_the_bits_of_an_endpoint_on_the_driver(stack, workers, size
 
 
 def test_a_worker_without_rows_takes_part(stack):
-    """A worker without rows gets the mean of the others; without any rows, nobody gets a mean."""
+    """A worker without rows gets the mean of the others. If no worker has rows, there is no mean."""
     group = Workers(stack, 3, 100)
     some = group.round(0, [noise(0, 100), EMPTY, noise(2, 100)])
     none = group.round(1, [EMPTY, EMPTY, EMPTY])
@@ -274,7 +274,7 @@ def test_a_worker_leaves_once_all_have_the_last_mean():
 
 @pytest.mark.parametrize("sequence", [0, 7])
 def test_a_worker_leaves_at_once_if_no_round_was_closed(sequence, monkeypatch):
-    """A run that ends before its first round, also one that was resumed, waits for nobody."""
+    """A worker leaves at once if its run, new or resumed, ends before the first round."""
     monkeypatch.setattr(shards, "LEAVE_SECONDS", 3600)
     shard = Shard(RUN, 1, 0, 2, size=4, layout=PART)
     shard.begin(sequence)
@@ -345,7 +345,7 @@ def test_a_shard_that_fails_names_the_reason_to_every_worker(stack, monkeypatch)
 
 
 def test_a_worker_may_take_long_for_its_first_gradient(stack):
-    """A worker that compiles for a long time keeps the others waiting; nobody counts it as lost."""
+    """The other workers wait for a worker that compiles for a long time, and do not report it as lost."""
     group = Workers(stack, 2, 100)
 
     def exchange(worker):
