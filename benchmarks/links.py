@@ -5,7 +5,7 @@ bridge; the driver has one, too. No Spark is involved. ``ideal`` is the least ti
 ``placement="driver"`` all updates and replies pass through the driver's link, 2·X·K/B; with
 ``placement="executors"`` each host sends and receives the parts of other hosts' gradients,
 2·X·(H-1)/(H·B) for one worker per host (ring all-reduce needs as long). X is the size of the gradient, K the
-number of workers, H of hosts, B the rate of a link.
+number of workers, H of hosts, B the rate of a link. ``sparkdl.plan`` is its estimate for these links.
 
 On Linux's default congestion control (cubic) a link is used fully; with BBR exchanges take longer. The
 program needs root, for ``ip netns`` and ``tc`` (iproute2).
@@ -181,6 +181,14 @@ def started(host: int, options: list[str]) -> subprocess.Popen:
     )
 
 
+def estimated(workers: int, hosts: int, bits: float, placement: str) -> float:
+    """Return the seconds that ``sparkdl.plan`` estimates for an exchange."""
+    from sparkdl.core.cost_model import Cluster, estimate
+
+    cluster = Cluster(workers, hosts, bits, 0.0)
+    return estimate(SIZE, 0.0, cluster, "synchronous", placement=placement).exchange
+
+
 def measure(hosts: int, slots: int, rate: str, rounds: int) -> list[list[str]]:
     """Return the table's rows for a number of hosts."""
     bits = {"gbit": 1e9, "mbit": 1e6}[re.sub(r"\d", "", rate)] * int(re.sub(r"\D", "", rate))
@@ -207,6 +215,7 @@ def measure(hosts: int, slots: int, rate: str, rounds: int) -> list[list[str]]:
                 spread((1e3 * each for each in group.seconds), ".4g"),
                 f"{1e3 * ideal[placement]:.4g}",
                 spread(share, ".2f"),
+                f"{1e3 * estimated(workers, hosts, bits, placement):.4g}",
                 bar,
             ]
         )
@@ -246,7 +255,8 @@ def main() -> None:
         f"direction; TCP uses {CONGESTION.read_text().strip()}. "
         f"{harness.machine({'sparkdl': sys.executable})}"
     )
-    header = ["link", "hosts", "workers on each", "placement", "exchange, ms", "ideal, ms", "ratio", "bar"]
+    header = ["link", "hosts", "workers on each", "placement", "exchange, ms", "ideal, ms", "ratio"]
+    header += ["sparkdl.plan, ms", "bar"]
     harness.report("Limited links", f"{words}\n\n{table(header, rows)}", options.results)
 
 

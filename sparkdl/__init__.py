@@ -21,6 +21,7 @@ _HOMES = {
     "Network": "sparkdl.settings",
     "SparkModel": "sparkdl.api.spark_model",
     "load_spark_model": "sparkdl.api.spark_model",
+    "plan": "sparkdl.api.planning",
     "plot": "sparkdl.ui.plot",
     "predict_udf": "sparkdl.driver.predictions",
     "run": "sparkdl.api.run",
@@ -41,6 +42,7 @@ __all__ = [
     "WorkerContext",
     "__version__",
     "load_spark_model",
+    "plan",
     "plot",
     "predict_udf",
     "run",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sparkdl.api.planning import plan
     from sparkdl.api.run import run
     from sparkdl.api.spark_model import SparkModel, load_spark_model, to_simple_rdd
     from sparkdl.config import CheckpointConfig

@@ -72,8 +72,17 @@ def positive_seconds(name: str, value: object) -> float:
     Raises:
         ConfigError: the value is not a positive number.
     """
+    return positive_number(name, value, unit="seconds")
+
+
+def positive_number(name: str, value: object, *, unit: str) -> float:
+    """Return ``value`` if it is a positive number.
+
+    Raises:
+        ConfigError: the value is not a positive number.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{name} should be a positive number of seconds; got {value!r}.")
+        raise ConfigError(f"{name} should be a positive number of {unit}; got {value!r}.")
     return value
 
 

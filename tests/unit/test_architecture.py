@@ -52,6 +52,7 @@ def test_the_public_names_are_these():
         "WorkerContext",
         "__version__",
         "load_spark_model",
+        "plan",
         "plot",
         "predict_udf",
         "run",
