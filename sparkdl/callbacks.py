@@ -2,8 +2,7 @@
 
 A callback for the learning rate defines a factor, which may change during training. ``SparkModel`` sends the
 rate times the factor to the workers with every exchange, and leaves the rate of the model on the driver
-unchanged.
-In plain ``model.fit`` the number of workers is 1.
+unchanged. In plain ``model.fit`` the number of workers is 1.
 
 Example:
     >>> callbacks = [LearningRateScaling(), LearningRateWarmup(epochs=5)]
@@ -78,7 +77,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
 class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
-    Use it if K workers use K times the rows per update: with ``batch_size_per_worker=`` in synchronous mode
+    Use it if K workers use K times the rows per step: with ``batch_size_per_worker=`` in synchronous mode
     at frequency "batch". If the workers train separately for several batches, it replaces the factor of the
     default merge rule, sqrt(min(K, 8)).
 

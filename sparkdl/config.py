@@ -242,7 +242,7 @@ class TrainConfig:
 
     @property
     def joint(self) -> bool:
-        """True if all workers make each update together, from a mean gradient."""
+        """True if all workers take each step together, with the mean gradient."""
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -263,8 +263,8 @@ class CheckpointConfig:
 
     Attributes:
         uri: a folder for checkpoints only: a local path, or a URI of a file system that Spark can reach.
-        every: "epoch" for a checkpoint at the end of each epoch. A number of updates (rounds in synchronous
-            mode) or a datetime.timedelta writes checkpoints within epochs too.
+        every: "epoch" for a checkpoint at the end of each epoch; or the number of updates (rounds in
+            synchronous mode) or the datetime.timedelta between two checkpoints, also within an epoch.
         keep: number of newest checkpoints to keep.
         keep_best: number of further checkpoints to keep: those of the epochs with the best ``monitor``.
         monitor: the name of a result in ``History``.
@@ -317,10 +317,10 @@ class FitConfig:
     """The settings of one ``fit``.
 
     Attributes:
-        batch_size: rows per optimizer update (docs/explanation/modes.md explains it for each mode).
+        batch_size: rows per step of the optimizer (docs/explanation/modes.md explains it for each mode).
         epochs: number of epochs, including those before ``initial_epoch``, as in Keras.
         initial_epoch: the index of the epoch at which training begins, from 0.
-        steps_per_epoch: updates of ``batch_size`` rows per epoch; None is one pass over the rows.
+        steps_per_epoch: steps of ``batch_size`` rows per epoch; None is one pass over the rows.
         validation_steps: batches of validation rows to evaluate; None is all.
         verbose: 0 silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and notebooks,
             2 elsewhere.

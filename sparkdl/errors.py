@@ -11,12 +11,12 @@ The tree::
       WireError              bytes are not a message of this protocol
       RefusedError           the endpoint refused a request; carries the HTTP status
       TransportError         a worker cannot reach the endpoint
-      ClusterError           Spark cannot provide the requested workers, or takes them away
-        PreflightError       an executor's environment does not match the driver's
+      ClusterError           Spark cannot run a job or ends it, or the endpoint fails
+        PreflightError       an executor does not match the driver, or cannot reach the endpoint
         StaleWorkerError     a Spark Python process is bound to another backend or to other GPUs
       WorkerError            user code or training failed on an executor; carries its traceback
       DivergedError          training diverged: updates are unusable, or ruin the merged weights
-      WorkerLostError        an executor or its Python process died more often than allowed
+      WorkerLostError        an executor or a worker was lost, and no restart is left
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DataError(SparkDLError, ValueError):
 
     Attributes:
         reason: the message without lines of the traceback.
-        traceback: the traceback of the user's function that computes rows, as text; may be empty.
+        traceback: the traceback of the code that failed on the rows, as text; may be empty.
     """
 
     def __init__(self, message: str = "", *, traceback: str = "") -> None:
@@ -110,11 +110,11 @@ class TransportError(SparkDLError):
 
 
 class ClusterError(SparkDLError):
-    """Spark cannot provide the requested workers, or takes them away."""
+    """Spark cannot run a job or ends it, or the endpoint fails."""
 
 
 class PreflightError(ClusterError):
-    """An executor's environment does not match the driver's."""
+    """An executor's environment does not match the driver's, or the executor cannot reach the endpoint."""
 
 
 class StaleWorkerError(ClusterError):
@@ -125,8 +125,8 @@ class WorkerError(SparkDLError):
     """User code or training failed on an executor.
 
     Attributes:
-        host: the executor's host name.
-        worker: the index of the worker, and of its partition.
+        host: the executor's host name; empty if unknown.
+        worker: the index of the worker, and of its partition; -1 if unknown.
         traceback: the worker's traceback as text. The message has only its lines from user code.
     """
 
@@ -146,7 +146,10 @@ class WorkerError(SparkDLError):
 
 
 class WorkerLostError(SparkDLError):
-    """An executor or its Python process died more often than allowed."""
+    """An executor or a worker was lost, and no restart is left.
+
+    For example, its process died, or sent no heartbeat for ``stall_timeout`` seconds.
+    """
 
 
 def short(function: Callable[P, R]) -> Callable[P, R]:

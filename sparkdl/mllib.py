@@ -70,7 +70,10 @@ class SparkMLlibModel(SparkModel):
         nb_classes: int | None = None,
         **more: Any,
     ) -> Any:
-        """Return the loss and the metrics, as ``SparkModel.evaluate`` does, for rows that ``fit`` takes."""
+        """Return the loss and the metrics, as ``SparkModel.evaluate`` does, for rows that ``fit`` takes.
+
+        ``categorical`` and ``nb_classes`` are as in ``fit``.
+        """
         if categorical:
             x = _one_hot(x, nb_classes or self._width())
         return super().evaluate(x, *arguments, **more)
@@ -109,7 +112,7 @@ def _one_hot(points: RDD[LabeledPoint], classes: int) -> RDD[tuple[Array, Array]
 
         label = int(point.label)
         if not 0 <= label < classes or label != point.label:
-            # In here, because executors may not have sparkdl yet when they unpickle this function.
+            # Imported here, because executors may not have sparkdl yet when they unpickle this function.
             from sparkdl.errors import DataError
 
             raise DataError(f"Expected labels to be class indices below {classes}; got {point.label}.")
@@ -191,6 +194,7 @@ def from_data_frame(
         label_col: the column of labels.
 
     Raises:
+        ConfigError: the DataFrame has no such column.
         DataError: ``categorical`` is True, and a label is not a class index.
     """
     found = resolve(frame, (features_col, label_col))

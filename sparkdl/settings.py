@@ -123,7 +123,9 @@ class Network:
 
 @dataclass(frozen=True)
 class FaultTolerance:
-    """The waiting times after which a worker is considered lost, and the reaction to its loss.
+    """The waiting times for workers, and the reaction to the loss of a worker.
+
+    With ``placement="worker"`` a run that lost a worker does not restart.
 
     Attributes:
         start_timeout: seconds to wait for executors to register, and for the remaining workers once the
@@ -133,11 +135,12 @@ class FaultTolerance:
         max_restarts: maximum number of consecutive restarts of the worker group after a worker is
             lost. A completed epoch resets the count.
         on_worker_loss: "fail": all workers restart, up to ``max_restarts`` times; "continue": the other
-            workers go on, and the lost one comes back if Spark starts its task again; see
+            workers continue, and the lost worker returns if Spark starts its task again; see
             docs/explanation/fault-tolerance.md.
         recovery_every: in synchronous mode, the number of rounds between snapshots within an epoch. A run
-            that lost a worker restarts from the last snapshot. None: a snapshot is made only at the
-            end of each epoch and for each checkpoint within an epoch.
+            that lost a worker restarts from the last snapshot. None: a snapshot within an epoch is made only
+            for a checkpoint, for a callback that saves after batches, or for a worker that returns. A
+            snapshot at the end of each epoch is always made.
 
     Raises:
         ConfigError: a setting is invalid.

@@ -47,8 +47,9 @@ def run(
 
     Raises:
         ConfigError: an argument cannot be honoured.
-        ClusterError: there are too few slots, or the job was cancelled.
-        PreflightError: an executor's environment does not match the driver's.
+        ClusterError: there are too few slots, workers did not start in time, or the job was cancelled.
+        PreflightError: an executor's environment does not match the driver's, or an executor cannot reach
+            the endpoint.
         WorkerError: the function failed on a worker (the error has its traceback), or returned on a worker
             that others wait for in ``all_reduce`` or ``barrier``.
         WorkerLostError: a worker died. The function is not restarted, because only it knows its progress.

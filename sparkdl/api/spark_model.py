@@ -92,14 +92,14 @@ class SparkModel:
             returns one, for models that Keras cannot serialize.
         mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
         frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
-        num_workers: number of workers; None is the number of task slots.
+        num_workers: number of workers; None is one per task slot, or fewer if a batch has fewer rows.
         merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
             "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum".
             None is the default for the mode and frequency, which may scale the learning rate; see
             docs/explanation/modes.md.
         custom_objects: classes and functions that the model needs, by name; those that ``model`` itself
             uses are found automatically.
-        batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
+        batch_size_per_worker: rows per step of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md).
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
@@ -118,7 +118,7 @@ class SparkModel:
 
     Raises:
         ConfigError: a setting cannot be honoured.
-        ModelError: the model is not a compiled Keras model.
+        ModelError: the model is not a compiled Keras model, or uses features that workers do not support.
 
     Example:
         >>> history = SparkModel(model).fit(rdd, epochs=10, batch_size=64)  # doctest: +SKIP
@@ -227,7 +227,7 @@ class SparkModel:
                 pass a tuple or a dict in place of each array. A model that adds its own losses, or
                 has its own ``train_step``, may train without labels, on rows of x or (x,).
             y: labels, one per row of arrays; for several outputs a tuple or a dict.
-            batch_size: rows per optimizer update, as in Keras; 32 by default. In synchronous mode with
+            batch_size: rows per step of the optimizer, as in Keras; 32 by default. In synchronous mode with
                 frequency "batch" it counts the rows of all workers together, otherwise those of each worker.
             epochs: number of epochs, including those before ``initial_epoch``.
             verbose: 0 silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and
@@ -235,8 +235,8 @@ class SparkModel:
             callbacks: Keras callbacks. They run on the driver. Batch hooks are called for every batch, but
                 only when workers report, about twice a second (docs/explanation/modes.md).
             validation_split: the fraction of rows held out if there is no ``validation_data``: the last rows
-                of arrays, or a seeded random choice of the rows of RDDs and DataFrames. The same rows are
-                held out in every epoch.
+                of arrays, or a seeded random choice of the rows of an RDD, a DataFrame or a function. The
+                same rows are held out in every epoch.
             validation_data: arrays (x, y) or (x, y, sample_weight), or x or (x,) for a model
                 without labels; an RDD; a DataFrame; or a function if x is one. Executors evaluate
                 it after the epochs that ``validation_freq`` sets.
@@ -246,9 +246,9 @@ class SparkModel:
             sample_weight: weights of the rows of arrays, shape (rows,) or one per time step; for several
                 outputs a tuple or a dict, or one for all. For a DataFrame the name of the column.
             initial_epoch: the epoch at which training begins, to continue an earlier fit.
-            steps_per_epoch: number of updates that one process would make per epoch; the next epoch
-                continues with the remaining rows. If workers train separately, each makes its share
-                of these updates. Default: all rows. As in Keras, arrays without ``batch_size`` are
+            steps_per_epoch: number of steps that one process would take per epoch; the next epoch
+                continues with the remaining rows. If workers train separately, each takes its share
+                of these steps. Default: all rows. As in Keras, arrays without ``batch_size`` are
                 divided into this many batches.
             validation_steps: the number of batches of validation rows to evaluate, always the first ones;
                 by default all. As in Keras, arrays without ``batch_size`` are divided into this many batches.
@@ -281,12 +281,12 @@ class SparkModel:
 
         Raises:
             ConfigError: an argument cannot be honoured, or another fit is training the model.
-            ModelError: the model cannot be sent to workers, or a copy that is rebuilt as on a worker gives
+            ModelError: the model cannot be trained on workers, or a copy that is rebuilt as on a worker gives
                 different results.
-            DataError: rows do not fit the model; the message names the partition and the row.
+            DataError: rows do not fit the model, or cannot be computed.
             CheckpointError: another run uses the folder, or has taken it over.
-            ClusterError: there are too few slots, an executor's environment does not match, or the job was
-                cancelled.
+            ClusterError: there are too few slots, workers did not start in time, an executor's environment
+                does not match, or the job was cancelled.
             WorkerError: training failed on an executor; the error has the worker's traceback.
             WorkerLostError: a worker died more often than ``fault_tolerance`` allows.
             TransportError: a worker cannot reach the endpoint.
@@ -529,7 +529,8 @@ class SparkModel:
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings to a JSON file beside it.
 
-        Addresses, port, ``tls`` and ``placement`` are not saved, because they depend on the machine.
+        ``custom_objects`` and ``distribution`` are not saved. Neither are addresses, port, ``tls`` and
+        ``placement``, because they depend on the machine.
 
         Args:
             path: a local path, or a URI of any file system that Spark can reach; ends with ".keras".
@@ -558,7 +559,7 @@ class SparkModel:
         Raises:
             ConfigError: the path does not end with ".keras", or a setting is invalid.
             FileNotFoundError: there is no such file.
-            ModelError: the file is not a compiled Keras model.
+            ModelError: Keras cannot restore a model from the file, or the model is not compiled.
         """
         model, values = saving.load(path, custom_objects, safe_mode=safe_mode)
         return cls(model, custom_objects=custom_objects, **values)

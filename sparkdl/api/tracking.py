@@ -1,8 +1,8 @@
 """MLflow's autologging of fits.
 
 ``mlflow.autolog()`` and ``mlflow.keras.autolog()`` replace ``keras.Model.fit``, which ``SparkModel.fit`` does
-not call. If they are on, this module logs a fit as their replacement does, with the same settings. An error
-of MLflow is logged as a warning and never ends a fit.
+not call. If one of them is on, this module logs a fit as MLflow logs ``keras.Model.fit``, with the same
+settings. An error of MLflow is logged as a warning and never ends a fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sparkdl.settings import flattened
 
 logger = logging.getLogger(__name__)
 TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
-# Arguments that are not parameters.
+# Arguments of ``fit`` that are not logged as parameters.
 UNLOGGED = {"x", "y", "validation_data", "callbacks", "verbose", "decode"}
 _chosen: dict[str, Any] = {}  # the settings given to ``autolog``; empty: off
 

@@ -1,6 +1,7 @@
-"""Memory for the bodies of messages that is used again, message after message.
+"""Memory for the bodies of messages, which is reused from one message to the next.
 
-For a large array, the C library gets fresh pages from the system, which zeroes each of them at its first use.
+Without it, the C library would get fresh pages from the system for each large array, and the system would
+zero each page at its first use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from sparkdl.core.vectors import Array, aligned
 
 SMALL = 1 << 20  # bytes; the C library keeps smaller memory and reuses it itself
-SPARE = 2  # maximum number of unused pieces of memory that are kept
+SPARE = 2  # maximum number of unused pieces of memory that ``borrow`` keeps
 
 
 class BufferPool:
@@ -26,7 +27,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Each with a function that returns the array that was lent, or None if it has ended.
+        # Pieces of memory, each with a function that returns the array that was lent; None: it is gone.
         self._known: list[tuple[NDArray[np.uint8], Callable[[], object]]] = []
 
     def borrow(self, size: int) -> NDArray[np.uint8]:

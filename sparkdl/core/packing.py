@@ -1,4 +1,4 @@
-"""Encoding of values, arrays included, as bytes without pickle: for checkpoints and hosted runs.
+"""Encoding of values, arrays included, as bytes without pickle: for checkpoints, hosted runs and served rows.
 
 A record has three parts: eight bytes with the length of a JSON text (little-endian), the text, and the data
 that JSON cannot hold. An array or bytes value is ``{"<aside>": [kind, shape, place]}`` in the text: ``kind``

@@ -2,15 +2,16 @@
 
 Keras on TensorFlow keeps such a gradient as *slices*: a row number and a gradient for each lookup. An
 adaptive optimizer squares the slices one by one before it adds them up, so adding them up earlier would
-change its step. Slices therefore reach the workers' optimizers unchanged. They are also small if a table has
-many more rows than a batch looks up.
+change its step. So slices reach the workers' optimizers one by one, unless there are too many of them. They
+are also small if a table has many more rows than a batch looks up.
 
 In a message, a gradient with slices replaces the dense one, as float32 or int32 words:
 
 * the dense variables, one after the other;
 * for each variable with slices, in order: its slices, float32;
-* for each of them: its row numbers, int32;
-* the directory: for each of them, its index among the trainable variables and its number of slices, int32;
+* for each of these variables: its row numbers, int32;
+* the directory: for each of these variables, its index among the trainable variables and its number of
+  slices, int32;
 * the number of variables with slices, int32.
 """
 

@@ -69,7 +69,7 @@ def is_structure(value: Any, parts: int | None) -> bool:
 
     Args:
         value: a dict, list or tuple, or any other object.
-        parts: number of arrays that a model takes in its place; None if unknown.
+        parts: number of arrays that the model takes for this value; None if unknown.
     """
     if isinstance(value, Mapping):
         return True

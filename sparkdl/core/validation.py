@@ -97,7 +97,7 @@ def checked(default: Any, check: Check) -> Any:
 
 
 def check_fields(instance: Any) -> None:
-    """Check the fields of a frozen dataclass that ``checked`` made; keep the values that the checks return.
+    """Check the fields that ``checked`` made of a frozen dataclass; keep the values that the checks return.
 
     Raises:
         ConfigError: a value is invalid.

@@ -69,12 +69,12 @@ def window_share(decays: Vector, steps: int, workers: int) -> Vector:
     A moving average keeps ``decay`` of itself in each step, and so ``decay ** steps`` in a window. The share
     is the rest, ``1 - decay ** steps``. With it, workers that are merged one after the other give the moving
     average over all their batches, however stale they were. A statistic that is moved by this share lies
-    between its old and new values, so a variance stays valid.
+    between its old value and the window's value, so a variance stays valid.
 
     Args:
         decays: fraction of each statistic that a step keeps; nan if unknown, which gives 1 / workers.
         steps: local steps of the window, at least 1.
-        workers: number of workers.
+        workers: number of workers with rows, if updates are merged one by one; 1 in rounds.
     """
     return np.where(np.isnan(decays), np.float32(1 / workers), 1 - decays**steps)
 

@@ -1,7 +1,7 @@
-"""Blocks of arrays that the driver holds: the endpoint serves them to tasks.
+"""Blocks of arrays that the driver holds. Tasks get them from the endpoint, or from Spark.
 
-Tasks request one block at a time. Each block is made when it is requested, so that the driver keeps no copy
-of the arrays. A block travels as a record without pickle (``core.packing``).
+A block is made when it is requested, so that the driver does not keep all blocks in memory. From the
+endpoint, tasks request one block at a time, which travels as a record without pickle (``core.packing``).
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class ArrayBlocks:
         self._slices: list[list[_Slice]] = [[] for _ in range(num_tasks)]
 
     def add(self, task: int, columns: Sequence[AnyRows], places: Places, *, part: int, size: int) -> None:
-        """Add rows to a task, whose keys are their positions in ``places``.
+        """Add rows to a task. The keys of the rows are their positions in ``places``.
 
         Args:
             task: the index of the task.
             columns: the arrays.
             places: the indices of the rows in the arrays.
             part: the part that the rows belong to.
-            size: the number of rows of a block.
+            size: the maximum number of rows of a block.
         """
         for start in range(0, len(places), size):
             self._slices[task].append(_Slice(columns, places[start : start + size], start, part))
 
     def add_range(self, task: int, columns: Sequence[AnyRows], start: int, stop: int, *, size: int) -> None:
-        """Add the rows from ``start`` to ``stop`` to a task, whose keys are their indices in the arrays."""
+        """Add the rows from ``start`` to ``stop`` to a task. Their keys are their indices in the arrays."""
         for first in range(start, stop, size):
             places = slice(first, min(stop, first + size))
             self._slices[task].append(_Slice(columns, places, first, TRAINING))

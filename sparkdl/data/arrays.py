@@ -2,8 +2,8 @@
 
 Arrays of strings become ``TextRows``, which keep the strings as bytes.
 
-This module does not import the library of a value. It recognizes a type by its module and attributes, so
-that executors need only the libraries that the rows need.
+This module does not import the library of a value. It recognizes a type by its name or attributes, so that
+executors need only the libraries of the types that occur in the rows.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def as_rows(value: Any, name: str) -> AnyRows:
         name: its name in errors.
 
     Raises:
-        DataError: a column of a table does not hold numbers (unless all columns hold strings), a sparse
-            array does not have two dimensions, only some values of an array are strings, or a string
-            cannot be encoded as UTF-8. The message names the array or column.
+        DataError: a column of a table does not hold numbers (unless all columns hold strings), the categories
+            of a column are neither numbers nor strings, a sparse array does not have two dimensions, an array
+            of strings has a value that is not a string, or a string cannot be encoded as UTF-8. The message
+            names the array or column.
     """
     if isinstance(value, SparseRows):
         return value
@@ -158,6 +159,9 @@ def _column(values: Any, name: str) -> Array:
     """Return a pandas column as an array: of numbers if it holds them, else as pandas converts it.
 
     An object column of numbers and None becomes an array of numbers.
+
+    Raises:
+        DataError: the column holds categories that are neither numbers nor strings.
     """
     kind = values.dtype
     if hasattr(kind, "categories"):

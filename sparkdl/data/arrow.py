@@ -28,7 +28,7 @@ KEY, PART = "sparkdl_key", "sparkdl_part"
 Decode = Callable[[Any], Any]  # a user's function that converts a value to an array
 ArrowArray: TypeAlias = pa.Array
 RecordBatch: TypeAlias = pa.RecordBatch
-ROWS_PER_BATCH = 10_000  # Spark's default
+ROWS_PER_BATCH = 10_000  # Spark's default maximum for an Arrow batch
 PIECE = 8 << 20  # maximum bytes of one row; a larger row may not fit into Spark Connect's messages
 ARROW_TYPES = {
     "bigint": "int64",
@@ -52,15 +52,15 @@ def column_array(
     """Return an Arrow column as an array of shape (rows, *column.shape), or as sparse or text rows.
 
     Args:
-        values: the column: numbers, lists of any depth, or vectors in Spark ML's layout; or a list of
-            columns, which are joined.
+        values: the column: numbers, strings, lists of any depth, or vectors in Spark ML's layout; or a list
+            of columns, which are joined.
         column: the expected shape and dtype.
         name_row: a function that describes a row of the batch.
-        decode: a function that converts each value to an array; None if they are arrays already.
+        decode: a function that converts each value to an array; None if values need no conversion.
 
     Raises:
-        DataError: there are nulls, or rows that have another shape or cannot be decoded; names the column and
-            the first such row.
+        DataError: there are nulls, values of another kind, values that do not fit the dtype, or rows that
+            have another shape or cannot be decoded; names the column and the first such row.
     """
     if isinstance(values, list):
         return joined_array(values, column, name_row)
@@ -117,7 +117,7 @@ def _require_levels(
 ) -> None:
     """Raise an error unless nested arrays have the lengths of the column's dimensions.
 
-    ``_flat_values`` has already checked their product.
+    ``_flat_values`` has already checked the number of values of each row.
 
     Raises:
         DataError: a length does not match.
@@ -137,7 +137,7 @@ def grouped(values: Sequence[pa.Array], columns: Sequence[Column]) -> list[pa.Ar
     """Return the Arrow array of each column, or a list of Arrow arrays if several are joined in one column.
 
     Raises:
-        DataError: the number of values does not match.
+        DataError: the number of Arrow arrays does not match the columns.
     """
     wanted = sum(column.parts for column in columns)
     if len(values) != wanted:
@@ -154,7 +154,7 @@ def joined_array(values: Sequence[pa.Array], column: Column, name_row: Callable[
     """Return Arrow columns as one array of shape (rows, *column.shape), or as sparse or text rows.
 
     Args:
-        values: the columns; each has numbers, lists or vectors.
+        values: the columns; each has numbers, strings, lists or vectors.
         column: the column that they form.
         name_row: a function that describes a row of the batch.
 
@@ -214,7 +214,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _require_texts(kind: pa.DataType, column: Column, name_row: Callable[[int], str]) -> None:
-    """Raise an error unless a column holds strings, or arrays of strings."""
+    """Raise an error unless a column holds strings or bytes, or arrays of them."""
     element = kind
     while _is_list(element):
         element = element.value_type
@@ -481,7 +481,7 @@ def open_for_writing(uri: str) -> pa.NativeFile:
 
 
 def of_pandas(values: Any) -> pa.Array:
-    """Return a pandas Series as an Arrow array, or a DataFrame of the fields of vectors as structs."""
+    """Return a pandas Series as an Arrow array, or a DataFrame with the fields of vectors as structs."""
     if hasattr(values, "columns"):
         parts = [of_pandas(values[name]) for name in values.columns]
         missing = pa.array(values.isna().all(axis=1).to_numpy())

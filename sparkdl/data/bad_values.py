@@ -1,7 +1,8 @@
-"""Checks, while rows are written, for values that cannot be trained on: NaN, Inf and out-of-range labels.
+"""Checks for values that cannot be trained on: NaN, Inf and out-of-range labels.
 
-A loss that becomes NaN does not show where the NaN came from. So every row is checked once, before the first
-update. Faults are counted by part, column and kind, and the first row with each is recorded.
+A loss that becomes NaN does not show where the NaN came from. So every row of a fit is checked before the
+first update: arrays on the driver, all other rows on the workers that store them. Faults are counted by part,
+column and kind, and the first row with each is recorded.
 """
 
 from __future__ import annotations
@@ -169,10 +170,10 @@ def judge(words: str, nan: str) -> None:
 def sentences_of(
     found: Iterable[Iterable[Any]], rows: Mapping[int, int], schema: Schema, classes: Mapping[int, Classes]
 ) -> str:
-    """Return the faults of all workers as sentences; an empty string if there are none.
+    """Return faults as sentences; an empty string if there are none.
 
     Args:
-        found: the faults of every worker.
+        found: the faults that the driver found, or those of all workers.
         rows: number of rows in each part.
         schema: the rows' schema.
         classes: the classes of label columns.

@@ -1,17 +1,17 @@
 """The plan of a run's batches: the rows of each update.
 
-Workers may hold different numbers of rows, yet an epoch of synchronous training has to make the same updates
-as one process with the same ``batch_size``. Therefore all rows of a run form one order, the *even
+Workers may hold different numbers of rows, yet an epoch in synchronous/``"batch"`` has to make the same
+updates as one process with the same ``batch_size``. Therefore all rows of a run form one order, the *even
 interleaving*: row j of a worker with n of the N rows stands at position (j + 1/2) N / n, and ties go to the
 lower worker. A row's rank is its place in this order. With batch size B, the global batch t consists of the
-rows with ranks from t B up to (t + 1) B. This holds for any number of workers, however uneven their numbers
+rows with ranks from t B to (t + 1) B - 1. This holds for any number of workers, however uneven their numbers
 of rows are. Every worker can compute its share of each batch from the row counts alone. If the driver deals
-rows to workers by rank, the batches are exactly those of one process.
+rows to workers by rank and nothing is shuffled, the batches are exactly those of one process.
 
-In each pass a worker takes its rows in a new random order. If it has too many rows to shuffle at once, they
-are stored in *buckets*. A pass goes through the buckets in random order, up to MIXED at a time, and shuffles
-their rows together. So it reads from few places on the disk at a time, and never holds the order of all rows
-in memory.
+With a shuffle, a worker takes its rows in a new random order in each pass. If it has too many rows to shuffle
+at once, they are stored in *buckets*. A pass goes through the buckets in random order, up to MIXED at a time,
+and shuffles their rows together. So it reads dense columns from few places on the disk at a time, and never
+holds the order of all rows in memory.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class Order:
 
     @property
     def upcoming(self) -> Integers:
-        """The buckets to be shuffled next; empty before the first row is read and at the end of the pass."""
+        """The buckets to be shuffled next.
+
+        Empty without a seed, before the first row is read, and during the last group of buckets.
+        """
         index = self._newest[0] + 1
         return self._mixes[index] if 0 < index < len(self._mixes) else np.zeros(0, np.int64)
 

@@ -1,12 +1,12 @@
 """Conversion of rows to columnar blocks.
 
-Rows are decoded once. The rows of a Spark partition are divided into *blocks*: one array per column and a key
-per row. Blocks are large enough that a shuffle moves few records, and small enough that lists of Python row
-objects are short-lived. ``spill`` stores the blocks on the worker.
+Rows are decoded once, not in each epoch. The rows of a Spark partition are divided into *blocks*: one array
+per column and a key per row. Blocks are large enough that a shuffle moves few records, and small enough that
+lists of Python row objects are short-lived. ``spill`` stores the blocks on the worker.
 
-A row's key is (source partition, index) or a seeded hash of it. Workers order their rows by key. So their
-order does not depend on the order in which a shuffle delivers them, and is the same if Spark recomputes a
-partition.
+A row's key is its position, such as (source partition, index), or a seeded hash of it. Workers order their
+rows by key. So this order does not depend on the order in which a shuffle delivers rows, and is the same if
+Spark recomputes the same rows.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def blocks_of_rows(
     """Yield the rows of an RDD's partition as blocks.
 
     Args:
-        rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints; if the schema has no labels, also
-            x or (x,).
+        rows: tuples (x, y) or (x, y, sample_weight), or LabeledPoints; if the schema has no labels, x or
+            (x,) instead.
         schema: the expected schema.
         partition: the index of the partition, for keys and messages.
         part: the part that the rows belong to.
@@ -131,7 +131,7 @@ def parts_of(value: Any, *, labels: bool = True) -> Iterator[tuple[Any, ...]]:
         labels: whether rows must have labels; if not, x may stand for (x,).
 
     Raises:
-        DataError: the value is none of these.
+        DataError: the value, or one of its batches, is none of these.
     """
     if isinstance(value, tuple):
         yield _part(value, labels)
@@ -178,7 +178,7 @@ def blocks_of_parts(
 
     Raises:
         DataError: a row does not match the schema, or arrays have different lengths; the message names the
-            task and the row.
+            worker and the row.
     """
     place, size, first = f"worker {partition}", rows_per_block(schema.columns), 0
     for whole in parts:
@@ -219,8 +219,8 @@ def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterato
     """Yield each worker's rows of the blocks: in random order with a seed, else round-robin by index.
 
     With a seed, training rows are dealt one to each worker in turn, and leftover rows at the end at random;
-    ``worker.rebalance`` makes the shares equal. All other rows are dealt at random. An empty partition gives
-    worker 0 an EMPTY block.
+    ``worker.rebalance`` then evens out the shares. Rows of other parts are dealt at random. An empty
+    partition gives worker 0 an EMPTY block.
     """
     block = None
     turn: list[Block] = []  # rows of an incomplete turn

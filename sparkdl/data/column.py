@@ -1,7 +1,7 @@
 """A column of the rows: its shape and dtype, and the conversion of its values to arrays.
 
 The first row determines shape and dtype, on the driver. A value that fits is stored in its column's dtype.
-Any other value raises a DataError that names the row.
+Any other value raises a DataError, which names the row where possible.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def count_sparse(value: Any) -> int:
     """Return the number of entries to store for a row's value in sparse form; 0 to store an array.
 
     The sparse form is used if it stores fewer than a quarter of the numbers. Dense parts of a
-    joined value are stored with their zeros.
+    joined value are counted with their zeros.
 
     Args:
         value: the value; a tuple of values if several columns are joined.

@@ -1,6 +1,6 @@
 """A worker's rows on the executor's disk: blocks are written, batches are read.
 
-Rows are written once, to files in Spark's local directories. The files are unlinked as soon as they are open,
+Rows are written to files in a local directory of Spark. The files are unlinked as soon as they are open,
 so a killed worker leaves nothing behind. They are memory-mapped: every epoch reads rows from them without
 creating Python objects, and the system's page cache holds as many as memory allows.
 
@@ -8,7 +8,8 @@ Up to ``MEMORY`` bytes of rows are shuffled as a whole. If there are more, the r
 *buckets*, each a random selection by key (without a seed, a range of keys). As many buckets as fit into
 ``MEMORY`` are then shuffled at a time (see ``batch_plan.Order``). So a pass reads from few places on the disk
 at a time, for any number of rows, and the next buckets are read ahead during training on the current ones.
-The keys and the order of rows in buckets are in mapped files too.
+Of sparse rows and strings, only the spans (starts and lengths) are moved and read ahead. The keys and the
+order of rows in buckets are in mapped files too.
 """
 
 from __future__ import annotations

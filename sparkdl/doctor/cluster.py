@@ -1,4 +1,4 @@
-"""Checks of a Spark application: its start, slots, executors, the endpoint, and a small fit."""
+"""Checks of a Spark application: its start, slots, executors and GPUs, the endpoint, and a small fit."""
 
 from __future__ import annotations
 
@@ -262,9 +262,9 @@ def _application(options: Options) -> SparkApplication:
 
 
 def _unreachable(master: str) -> str | None:
-    """Return an error if no address of a master accepts connections, else None.
+    """Return an error if no address of a master accepts connections.
 
-    None: one does, or the master has no address to check.
+    None: an address accepts connections, or the master has no address to check.
 
     Spark itself would try for a minute.
     """

@@ -15,7 +15,9 @@ AFTER = "Keras", "Spark", "Slots", "Executors", "Endpoint", "Fit"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of ``python -m sparkdl``; return the exit status, 1 if a check failed.
+    """Run a command of ``python -m sparkdl``; return the exit status.
+
+    It is 1 if a check failed, 130 after Ctrl-C, and otherwise 0.
 
     Args:
         arguments: the arguments; None: those of this process.

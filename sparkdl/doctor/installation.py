@@ -1,4 +1,4 @@
-"""Checks of this machine's installation: Python, packages, the name ``sparkdl``, Java and disk space."""
+"""Checks of this machine's installation: Python, packages, the name ``sparkdl``, disk space, Java, Keras."""
 
 from __future__ import annotations
 

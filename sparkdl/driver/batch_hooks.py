@@ -4,9 +4,9 @@ Executors do not wait for the driver after a batch. They report rows and metric 
 At each report the driver calls the hooks of every batch since the last report, in order, with the merged
 results so far. So an epoch has as many calls as in Keras, and the last one gets the final results.
 
-During an epoch the driver's model keeps the weights that the epoch began with. A callback whose
-``save_freq`` is a number of batches, such as a ModelCheckpoint, is a *saver*: it is called with weights that
-the driver requested from the workers.
+A callback whose ``save_freq`` is a number of batches, such as a ModelCheckpoint, is a *saver*. Before it is
+called, the driver requests the workers' weights and loads them into its model. Without savers, the driver's
+model keeps the weights that the epoch began with until the epoch ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def require_usable(callback: Callback) -> None:
 
     Raises:
         ConfigError: the callback is a TensorBoard with ``profile_batch``.
-        ModuleNotFoundError: TensorFlow or TensorBoard is not installed. Keras finds this out after the start.
+        ModuleNotFoundError: TensorFlow or TensorBoard is not installed. Keras would raise it in training.
     """
     if not isinstance(callback, keras.callbacks.TensorBoard):
         return
@@ -179,7 +179,7 @@ class BatchHooks:
             callback.on_train_batch_end(end, logs=logs)
 
     def check(self) -> None:
-        """Raise an error if a hook has set weights since the epoch began.
+        """Raise an error if a hook has set weights since the last call of ``mark``.
 
         Raises:
             ConfigError: a hook has set weights.

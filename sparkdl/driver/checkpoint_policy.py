@@ -40,7 +40,7 @@ class CheckpointPolicy:
 
     Attributes:
         resumed: the checkpoint that the run resumes from, if there is one.
-        resumption: a sentence that names this checkpoint and its place; empty if there is none.
+        resumption: a sentence that names this checkpoint and its point in the run; empty if there is none.
         seed: the seed of every random order.
         first: the run's first epoch, and the number of batches that its optimizer had seen before.
         on_event: a function of the text and the level of an event, which records it.
@@ -59,7 +59,8 @@ class CheckpointPolicy:
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
-            ConfigError: the state of the rule cannot be saved in a checkpoint.
+            ConfigError: the state of the rule cannot be saved in a checkpoint, or differs in structure from
+                the saved state.
         """
 
     def restore_model(self) -> int | None:
@@ -143,7 +144,8 @@ class FolderPolicy(CheckpointPolicy):
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
-            ConfigError: the state of the rule cannot be saved in a checkpoint.
+            ConfigError: the state of the rule cannot be saved in a checkpoint, or differs in structure from
+                the saved state.
         """
         state = store.aggregation.state
         try:

@@ -2,9 +2,9 @@
 
 A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
 and a record (``core.packing``). During training, a thread writes it under a temporary name and renames it
-when it is complete. A truncated file, or a checkpoint of a different run, is skipped with a warning, and the
-next older checkpoint is used. Only the run that has the folder's lease writes or removes files there, and it
-never replaces a file.
+when it is complete. A truncated file, or a checkpoint that does not fit the run, is skipped with a warning,
+and the next older checkpoint is used. Only the run that has the folder's lease writes or removes checkpoints,
+and it never replaces one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Description:
         words: the settings of optimizer, losses, metrics, layers and fit.
         learning_rate: the rate that the program started with; nan if there is a schedule.
         outputs: the model's outputs for a fixed input at fixed weights, float32; empty if not known.
-        constants: a digest of vocabularies and of the weights that are not trained, such as those of frozen
+        constants: a digest of vocabularies and of the weights that do not change, such as those of frozen
             layers.
     """
 
@@ -203,7 +203,8 @@ class Checkpoints:
         lease: the lease of the folder, if there is one; nothing is written after it is lost.
 
     Attributes:
-        resumption: a sentence that names the checkpoint to resume from and its place; empty without one.
+        resumption: a sentence that names the checkpoint to resume from and its point in the run; empty if
+            there is none.
 
     Raises:
         ConfigError: the folder cannot be used, or has checkpoints of an earlier run.

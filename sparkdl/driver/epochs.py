@@ -2,7 +2,7 @@
 
 Keras's callbacks run on the driver, in the thread that called ``fit``, with the user's own model, which has
 the merged weights. In synchronous modes workers wait for them between two epochs. So a stop, a new learning
-rate or new weights that are set there take effect exactly where they do in Keras.
+rate or new weights that callbacks set there take effect exactly where they do in Keras.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Callbacks:
         return self.early and before != keras_variables.digests(self.model.weights)
 
     def end_batches(self, steps: int, results: Results) -> None:
-        """Call the remaining batch hooks of an epoch with its results, on the weights of the epoch's end."""
+        """Call an epoch's remaining batch hooks, on the weights of its end, unless training was stopped."""
         self.batches.weights = []
         if not self.model.stop_training:
             self.batches.reach(steps, results, ends=True)

@@ -2,9 +2,9 @@
 
 The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A second
 thread waits for the Spark job, and the endpoint's own threads serve the workers. At the end, also after an
-error, the job is cancelled, the endpoint closed and the broadcast destroyed. The model then has the weights
-of the last complete merge, with the changes that callbacks made. If merged updates ruined these weights, it
-has those of the last snapshot instead.
+error, the job is cancelled if it still runs, the endpoint closed and the broadcast destroyed. The model then
+has the weights of the last complete merge, with the changes that callbacks made. If merged updates ruined
+these weights, or no worker could report them, it has those of the last snapshot instead.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class FitRun:
         return fit.initial_epoch if restored is None else restored
 
     def _start(self, stack: Cleanup) -> tuple[Store, WorkerGroup, Display]:
-        """Return the run's store, the workers that will use it, and the display of progress."""
+        """Return the run's coordinator, the workers that will use it, and the display of progress."""
         request = self.request
         setup = ServerSetup(
             request=request,
@@ -311,8 +311,8 @@ class FitRun:
     def _begin_epoch(self, epoch: int, store: Store) -> None:
         """Call the callbacks for the start of an epoch after the first; send workers the weights they set.
 
-        Asynchronous workers may have begun the epoch already. Weights that callbacks only swapped for a while
-        and restored are not sent to them.
+        Without rounds, workers may have begun the epoch already. Weights that callbacks only swapped for a
+        while and restored are not sent to them.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
         self.request.flags.require_kept()
@@ -357,7 +357,8 @@ class FitRun:
         Raises:
             ConfigError: two workers are on one GPU, and ``share_gpus`` is False; or no worker trains on the
                 batches to trace.
-            DataError: validation rows were requested and there are none; or some rows cannot be trained on.
+            DataError: validation rows were requested and there are none; the last batch is smaller, and the
+                model takes full batches only; or some rows cannot be trained on.
         """
         self.reported = True
         self.callbacks.set_steps(store.plans[0].steps)
@@ -403,7 +404,7 @@ class FitRun:
             return
         results: dict[int, dict[str, float]] = {}
         rows = self._rows(store)
-        if len(result.metrics) == len(rows):  # none of a worker that was lost
+        if len(result.metrics) == len(rows):  # else a worker was lost, and its states are missing
             for worker, states in enumerate(result.metrics):
                 merged = self.metrics.merge([states]) if states and rows[worker] else {}
                 results[worker] = {name: value for name, value in merged.items() if isinstance(value, float)}
@@ -448,7 +449,7 @@ def _epoch_rows(store: Store) -> int:
 
 
 def _rows_done(store: Store, epoch: int) -> int:
-    """Return the number of rows done in an epoch. Asynchronous workers may be in the next one already."""
+    """Return the number of rows done in an epoch. Without rounds, workers may be in the next one already."""
     return sum(
         member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
         for worker, member in tuple(store.members.items())

@@ -38,7 +38,7 @@ class Shortfall(NamedTuple):
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Shortfall:
-        """Return the shortfall of one record of the data file; null ``points``: the run diverged."""
+        """Return the shortfall of one record of the data file. Null ``points`` mean that the run diverged."""
         return cls(**record | {"points": inf if record["points"] is None else record["points"]})
 
 

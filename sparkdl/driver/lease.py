@@ -8,11 +8,12 @@ files:
     lease-ID.next     the record of the run that took over from the run ID
     lease-ID.beat     the heartbeat of the run ID, which rewrites it every few seconds
 
-A record is created only if there is no file of that name. The owner is the last run of the chain that begins
-with ``lease``. A run takes over by creating the ``.next`` file of an owner that has ended or is silent. So
-only one of several runs wins, and no run takes over from an owner that it has not checked. The owner ends the
-chain by removing ``lease``. Each attempt has its own id, so that files of an earlier chain are never mistaken
-for files of the present chain.
+A record is created only if there is no file of that name. Some file systems cannot guarantee this in a race.
+There a run waits for ``settle_seconds``, and then reads the chain again. The owner is the last run of the
+chain that begins with ``lease``. A run takes over by creating the ``.next`` file of an owner that has ended
+or is silent. So only one of several runs wins, and no run takes over from an owner that it has not checked.
+The owner ends the chain by removing ``lease``. Each attempt to acquire the lease has an id of
+its own, so that files of an earlier chain are never mistaken for files of the present chain.
 
 The waiting run measures silence by its own clock. Times of two machines are never compared.
 """
@@ -140,7 +141,7 @@ class Lease:
 
     Args:
         uri: the folder, a path or a URI.
-        folder: its files.
+        folder: the files of this folder.
         clock: the function that returns the time in seconds.
         sleep: the function that waits for a number of seconds.
     """
@@ -188,7 +189,7 @@ class Lease:
             ) from error
 
     def _try(self) -> bool:
-        """Try once to become the owner; return False if another run was faster."""
+        """Try once to become the owner; return False if other runs changed the chain in the meantime."""
         chain = self._chain()
         target = NAME
         if chain:
@@ -245,7 +246,7 @@ class Lease:
             raise _no_lease(name) from error
 
     def _require_stale(self, owner: Owner) -> None:
-        """Wait until another run has ended, is not the owner or was silent for ``SILENCE_SECONDS``.
+        """Wait until a run has ended, is no longer the owner, or has been silent for ``SILENCE_SECONDS``.
 
         Raises:
             CheckpointError: the run is alive.
@@ -301,7 +302,7 @@ class Lease:
     # Keeping.
 
     def start(self) -> None:
-        """Write heartbeats in a thread until ``release``."""
+        """Write heartbeats in a thread until ``release``, or until the lease is lost."""
         self._thread = threading.Thread(target=self._beat_on, name="sparkdl-lease", daemon=True)
         self._thread.start()
 

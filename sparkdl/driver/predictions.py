@@ -37,7 +37,7 @@ def inference_stages(
         cluster: the Spark application.
         model: the model, whose present weights are used.
         schema: the columns of every row.
-        batch_size: rows per forward pass; None is 32.
+        batch_size: rows per forward pass; None is 32. A batch size that the model requires takes precedence.
         custom_objects: the custom objects that the user named.
         builder: the function that built the model, if there is one.
         streams: whether the rows come from a stream.
@@ -73,7 +73,7 @@ def column_function(
     Args:
         model: the model, whose present weights are used.
         schema: the columns of every row.
-        batch_size: rows per forward pass; None is 32.
+        batch_size: rows per forward pass, as ``inference_stages`` takes it.
         head: the kind of output.
         predicted: the model's predictions for one or more rows; None: they are computed for a row of zeros.
         decode: functions that convert values of some columns to arrays, by column index.
@@ -112,7 +112,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
     Raises:
         ConfigError: a column holds strings where the model takes numbers, or numbers where it takes strings.
             Or a list of columns does not form rows of the shape that the model takes.
-        DataError: the features do not match the inputs of the model.
+        DataError: the features do not match the inputs of the model, or the first row cannot be used.
         ModelError: the model does not define its inputs, and the DataFrame is a stream or has no rows. Or the
             model takes strings, and the backend does not support them.
     """
@@ -151,7 +151,8 @@ def predict_udf(
 
     Args:
         model: a keras.Model whose inputs have known shapes.
-        batch_size: rows per forward pass; 32 by default.
+        batch_size: rows per forward pass; 32 by default. A batch size that the model requires takes
+            precedence.
         custom_objects: classes and functions that the model needs, by name. Those in the model's
             configuration are found automatically.
 

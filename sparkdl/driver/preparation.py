@@ -150,7 +150,7 @@ class UserModel:
         original: the model that this one is a copy of, if it is a copy.
         flags: the ``trainable`` flags of the last fit, if there was one.
         carried: the number of workers of the last fit, the fingerprint of the model at its end, and the
-            final state of its workers and merge rule.
+            final state of its workers and merge rule, if the driver has it.
     """
 
     model: Model
@@ -201,7 +201,7 @@ def _require_traceable(fit: FitConfig, config: TrainConfig) -> None:
 def build_request(user: UserModel, arguments: FitArguments, history: History, stack: Cleanup) -> Request:
     """Check the arguments of a fit, look at the first rows, and return the request of the fit.
 
-    Checks that need no job come first.
+    Most checks that need no job come first.
 
     Args:
         user: the model, its settings, and the state that earlier fits left.
@@ -214,7 +214,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         ModelError: the model cannot be trained on workers.
         DataError: rows do not fit the model.
         CheckpointError: another run uses the checkpoint folder.
-        ClusterError: there are too few slots.
+        ClusterError: there are too few slots, or the executors' Python does not match the driver's.
     """
     config, model = user.config, user.model
     fixed = fixed_batch_size(
@@ -238,7 +238,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
     most = min(fit.batch_size, source.count() or fit.batch_size)
     num_workers, reason = _num_workers(user, cluster, most, fixed)
     spare = spare_slot(config, cluster, num_workers, callbacks)
-    hybrid_of(config, num_workers)  # refuses a quorum that is too large before any job runs
+    hybrid_of(config, num_workers)  # refuses a quorum that is too large before a job reads rows
     lease = hold_lease(fit.checkpoint, config, stack)
     if model.built and source.count() is None:
         with user.trainability().applied():
@@ -375,8 +375,9 @@ class _Rows(NamedTuple):
     Attributes:
         schema: the columns of every row.
         first: the first training row.
-        settled: the first row of the validation rows if there are any, else of the training rows.
-        divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
+        settled: the first row of the validation rows if they have a source of their own, else ``first``.
+        divides: whether workers exchange gradients of a loss that is divided by the sum of masks or weights,
+            not by the number of rows.
         classes: the classes that sparse categorical cross-entropies accept, by the index of the label column.
     """
 

@@ -1,12 +1,12 @@
 """A run whose endpoint is in worker 0, because executors cannot reach the process that called ``fit``.
 
 The endpoint runs in that worker's process (``worker.hosted_server``). Its address is sent to the
-other workers once, through Spark's barrier. The client has a ``RemoteCoordinator`` in place of the
-coordinator.
+other workers once, through Spark's barrier. The process that called ``fit`` is the client. It has a
+``RemoteCoordinator`` in place of the coordinator.
 
 Without a spare slot, the client learns the state of the run only from the job's result. With one, the client
 requests the state from the endpoint with small jobs of one task. It gets the address from a task without
-rows, which comes before the task of worker 0, ends at once and frees its slot.
+rows, which precedes the task of worker 0. This task ends once it has sent the address, and frees its slot.
 
 The state is sent as one record (``core.packing``); nothing is unpickled.
 """
@@ -117,7 +117,11 @@ class RemoteCoordinator:
             logger.debug("The endpoint in worker 0 could not be reached: %s", error)
 
     def wait_epoch(self, epoch: int, timeout: float) -> EpochResult | None:
-        """Return the result of an epoch; None if it is not known after ``timeout`` seconds."""
+        """Remove and return the result of an epoch; None if it is not known yet.
+
+        If the endpoint's address is known, this sends a request first. Then it waits for at most ``timeout``
+        seconds.
+        """
         if epoch not in self._results:
             self._drive(epoch)
         with self._changed:
@@ -175,7 +179,7 @@ class RemoteCoordinator:
     def stopped_snapshot(self) -> Snapshot:
         """Return the snapshot of a run that ends early.
 
-        If the run reported none, return that of the end of the last epoch.
+        If the run reported no snapshot, return the last committed one.
         """
         return self._stopped or self.snapshot
 

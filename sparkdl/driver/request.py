@@ -31,19 +31,20 @@ class Request:
         fit: the settings of this fit.
         cluster: the Spark application.
         num_workers: the number of workers.
-        reason: the reason for this number of workers, as a clause.
+        reason: the reason for this number of workers, as a phrase.
         source: the training rows.
         validation: the validation rows, if they are not held out from the training rows.
         schema: the columns of every row.
         callbacks: the user's callbacks.
         history: the History that gets the results.
-        settled: the first validation row if there are validation rows, else the first training row.
+        settled: the first row of ``validation`` if it is given, else of ``source``.
         metrics: the model's metrics.
         flags: the ``trainable`` flags that the model is trained with.
         carried: the final state of the previous fit's workers and merge rule, if this fit continues from it.
         distribution: the function that makes the distribution over a worker's devices, if there is one.
         spare_slot: whether a task slot is free for the driver's requests to an endpoint in worker 0.
-        divides: whether the loss is divided by the sum of masks or weights, not by the number of rows.
+        divides: whether workers exchange gradients of a loss that is divided by the sum of masks or weights,
+            not by the number of rows.
         classes: the classes that sparse categorical cross-entropies accept, by the index of the label column.
         fixed_batch_size: the number of rows that every batch must have; None: any number.
         check: a function that raises an error if a restored copy of the model gives different results.

@@ -1,6 +1,6 @@
 """The setup of a run's server: the settings of its coordinator, and where it runs.
 
-The server runs on the driver, or in worker 0 if executors cannot reach the driver.
+The server runs on the driver, or with ``placement="worker"`` in worker 0.
 """
 
 from __future__ import annotations

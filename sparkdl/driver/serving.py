@@ -24,7 +24,7 @@ from sparkdl.transport import tls
 from sparkdl.transport.exchange import Endpoint
 
 logger = logging.getLogger(__name__)
-READERS = 8  # the number of tasks whose requests for rows are answered at the same time
+READERS = 8  # the number of tasks for which an endpoint that only serves rows has threads
 NO_RUN = bytes(16)
 
 
@@ -38,7 +38,7 @@ def serving(
     page: Page | None = None,
     rows: ArrayBlocks | None = None,
 ) -> Iterator[Endpoint]:
-    """Serve a coordinator to workers in a ``with`` block; yield the endpoint; close both at the end.
+    """Serve a coordinator to workers in a ``with`` block, and close it at the end; yield the endpoint.
 
     Args:
         store: the coordinator of the run.
@@ -101,7 +101,7 @@ def _listening(
     run: bytes = NO_RUN,
     page: Page | None = None,
 ) -> Iterator[Endpoint]:
-    """Serve an app in a ``with`` block, where the settings say; yield the endpoint."""
+    """Serve an app in a ``with`` block, at the address in the settings; yield the endpoint."""
     listen, host = cluster.addresses(network.bind_address, network.advertised_host)
     port = parse_port("spark.sparkdl.port", network.port or cluster.setting("spark.sparkdl.port", "0"))
     context, certificate = None, b""

@@ -30,7 +30,7 @@ class Start:
 
     Attributes:
         request: the request of the fit.
-        choice: the merge rule, and the power of the number of workers that scales the learning rate.
+        choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
         plans: the plan of each worker.
         members: each worker as the driver sees it, by its number.
     """
@@ -57,7 +57,7 @@ class Start:
 
     @property
     def rate_scale(self) -> float:
-        """The factor of the workers' learning rate."""
+        """The factor by which ``choice`` scales the workers' learning rate."""
         _, scale = self.choice.bound(self.plan.working)
         return scale
 
@@ -70,7 +70,8 @@ def check(start: Start) -> None:
 
     Raises:
         ConfigError: no worker trains on the batches to trace.
-        DataError: rows were to be held out, and none are; or rows cannot be trained on.
+        DataError: rows were to be held out, and none are; the model has a fixed batch size, and the last
+            batch is smaller; or rows cannot be trained on.
     """
     require_validation_rows(start)
     require_whole_batches(start)

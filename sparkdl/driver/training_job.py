@@ -37,8 +37,7 @@ class TrainingJob:
         request: the request of the fit.
         driver: the driver's model.
         plan: the plan of the run, without row counts.
-        choice: the merge rule, and an exponent: the learning rate is multiplied by the number of workers to
-            this power.
+        choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
     """
 
     request: Request
@@ -59,11 +58,11 @@ class TrainingJob:
         """Return the job's worker group, which has not been started yet.
 
         Args:
-            store: the run's store.
+            store: the run's coordinator, or the driver's view of the coordinator in worker 0.
             spec: the model, as values.
             objects: the custom objects of the model.
             traffic: the counts of requests to the endpoint.
-            page: the live page of the run.
+            page: the live page of the run, if there is one.
             stack: the cleanup of the run, which releases the resources acquired here.
         """
         request, config, cluster = self.request, self.request.config, self.request.cluster
@@ -79,7 +78,7 @@ class TrainingJob:
             seed=self.plan.seed if request.fit.shuffle else None,
             split=request.fit.validation_split,
         )
-        # A run whose store is in worker 0 cannot restart: the store is lost with that worker.
+        # If the coordinator is in worker 0, the run cannot restart after a loss: the coordinator is lost too.
         endpoint, restarts = None, 0
         if isinstance(store, Coordinator):
             endpoint = stack.enter_context(

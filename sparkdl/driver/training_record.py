@@ -67,7 +67,8 @@ class TrainingRecord(dict[str, Any]):
 def listed(texts: Sequence[str], most: int = 8) -> str:
     """Join strings with commas.
 
-    If there are many, only the first ones and the last one are kept, and their number is added.
+    If there are more than ``most``, only the first ones and the last one are kept, and the number of all
+    strings is added.
     """
     if len(texts) <= most:
         return ", ".join(texts)
@@ -96,7 +97,7 @@ def table_of(values: dict[str, str]) -> str:
 
 
 def _bytes(count: float) -> str:
-    """Return a number of bytes; nothing for 0."""
+    """Return a number of bytes as text; an empty string for 0."""
     if not count:
         return ""
     for unit in ("B", "KB", "MB"):

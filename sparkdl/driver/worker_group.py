@@ -37,7 +37,7 @@ class WorkerGroup:
         address: the URL of the endpoint; None if it is in worker 0.
         on_event: a function of the text and the level of an event, which records it.
         of_rows: whether the job computes the rows from the user's own RDD or DataFrame.
-        waiting: what the workers that do not train yet are doing, or why they have not started.
+        waiting: the state of workers that do not train yet, or the reason why they have not started.
     """
 
     cluster: SparkApplication

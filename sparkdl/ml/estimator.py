@@ -29,7 +29,7 @@ class TrainingSummary:
     """The results of a fit. Printed, it shows them as the History of ``SparkModel.fit`` does.
 
     Args:
-        history: the content of Keras's History: a list with one number per epoch, by metric name.
+        history: the content of Keras's History: a list of the results of epochs, by metric name.
         training: counts and timings of the run, as in the History of ``SparkModel.fit``.
         fit: the History of the fit; None for a model that was loaded from a file.
 
@@ -50,7 +50,7 @@ class TrainingSummary:
             path: a local path; an existing file is replaced.
 
         Raises:
-            ConfigError: the model was loaded from a file, which holds the history only.
+            ConfigError: the model was loaded from a file, which has only the history.
             OSError: the file cannot be written.
         """
         if self._fit is None:
@@ -90,7 +90,7 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
     """A Keras model that an Estimator trained, with the Params of that training.
 
     The model is not a Param. CrossValidator passes the Params of its grid to ``transform``. If ``model`` were
-    one of them, the untrained model of the grid would replace the trained model.
+    a Param, an untrained model in the grid would replace the trained model.
 
     Args:
         model: the trained keras.Model.

@@ -282,7 +282,7 @@ class PredictionParams(KerasParams):
 
 
 class FitParams(PredictionParams):
-    """The arguments of SparkModel and its ``fit``, except the model."""
+    """Params for settings of SparkModel and for arguments of its ``fit``."""
 
     vars().update(OF_SETTINGS)
     distribution = _param("on JAX, a function that returns a keras.distribution object for a task's devices")
@@ -358,7 +358,7 @@ def arguments(params: KerasParams, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
-    """Turn a dict of inputs by column into one of columns by input; return other values unchanged.
+    """Turn a dict from columns to inputs into a dict from inputs to columns; return other values unchanged.
 
     Args:
         columns: the name of a column, or a list or a dict of names.

@@ -43,7 +43,7 @@ def require_summaries(name: str) -> Any:
     """Return TensorFlow's module of summaries.
 
     Args:
-        name: the name of what needs it, for the error.
+        name: the name of the class that needs the module, for the error.
 
     Raises:
         ModuleNotFoundError: TensorFlow or TensorBoard is not installed.

@@ -61,7 +61,7 @@ def of_no_rows(model: keras.Model, sample: Sample) -> Any:
 
     Args:
         model: the model.
-        sample: an example of a row. If the user's rows were an empty list, the shape of a row is unknown, and
+        sample: an example of a row. If the user's rows are an empty list, the shape of a row is unknown, and
             the values of the sample have the shape ().
     """
     known = known_features(model, sample) if all(value.shape == () for value in sample.values) else None
@@ -72,7 +72,7 @@ def of_no_rows(model: keras.Model, sample: Sample) -> Any:
 def predict(model: keras.Model, x: Any, batch_size: int) -> Any:
     """Return the model's predictions for arrays, or structures of arrays, as NumPy arrays.
 
-    If the inputs declare this batch size, the last row is repeated to fill the last batch.
+    If the inputs declare ``batch_size`` as their batch size, the last row is repeated to fill the last batch.
     """
     rows = len(leaves(x)[0])
     missing = -rows % batch_size if named_batch_size(model) == batch_size else 0

@@ -1,7 +1,8 @@
-"""Wrappers for the private Keras APIs that this package depends on. No other module uses a private API.
+"""Wrappers for the private APIs of Keras that this package depends on, and for one of TensorFlow.
 
-Keras has no public equivalents. The comment beside each private name gives the versions that it was checked
-with. If a Keras release changes one, ``tests/keras/test_keras_internals.py`` fails and names it.
+No other module uses a private API of Keras. There are no public equivalents. The comment beside each private
+name gives the versions that it was checked with. If a Keras release changes one,
+``tests/keras/test_keras_internals.py`` fails and names it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STATE_OF_LAYERS = {
     "stop_predicting",
     "stop_training",
 }
-# Keras 3.5 to 3.15: attributes that every layer or model has, and that a user sets.
+# Keras 3.5 to 3.15: attributes that every layer or model has, and that a user may set.
 _SETTINGS_OF_LAYERS = {
     "_trainable",
     "_dtype_policy",

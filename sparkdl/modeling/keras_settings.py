@@ -31,8 +31,8 @@ _alone = threading.RLock()  # for fits in several threads: Keras's float type an
 def alone() -> Iterator[None]:
     """Let one thread at a time serialize or restore a model.
 
-    The states of Python's and NumPy's global random generators are restored afterwards, because initializers
-    without a seed draw their seed from them.
+    The states of Python's and NumPy's global random generators are restored afterwards, because making a
+    model may draw from them. For example, Keras's initializers without a seed draw it from Python's.
     """
     with _alone:
         states = random.getstate(), np.random.get_state()

@@ -1,4 +1,4 @@
-"""Names of Keras's types, for annotations in modules that do not import Keras."""
+"""Names of Keras's types for annotations. A module that uses them need not import Keras itself."""
 
 from __future__ import annotations
 

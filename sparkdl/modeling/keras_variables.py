@@ -2,11 +2,11 @@
 
 There are four lists:
 
-* *trainable*: variables that a rule merges.
+* *trainable*: variables that gradients update.
 * *statistics*: floating-point variables that trainable layers update themselves, such as BatchNormalization's
   mean and variance. They are averaged.
 * *optimizer*: the variables of the optimizer.
-* *generators*: the states of random generators, and other counters.
+* *generators*: the states of random generators, and the counters of layers.
 
 Optimizer variables and generators stay with their worker and are saved in snapshots. Weights of frozen layers
 are constants and are never sent again.

@@ -164,7 +164,8 @@ def check(model: keras.Model, x: Any, y: Any, sample_weight: Any, predicted: Any
         predicted: the model's predictions for them.
 
     Returns:
-        True if a batch's loss is divided by the sum of its masks or weights instead of its number of rows.
+        True if the model has one loss that is a mean, and it is divided by the sum of a mask or of weights
+        instead of the number of rows.
 
     Raises:
         ModelError: a loss is not reduced at all.
@@ -247,7 +248,8 @@ def logged(
     Args:
         model: a compiled and built model.
         steps: the names of steps, "train_step" or "test_step". The result leaves out Keras's own
-            steps, steps that report the metrics' own names, and steps that fail on these rows.
+            steps, steps that report the metrics' own names or return no dict, and steps that fail on these
+            rows.
         first: x, y and weights of some rows.
         builder: the function that built the model, if any.
         objects: custom objects that the model needs.
@@ -282,7 +284,10 @@ Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, by outpu
 
 
 def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, Any, Samples]]:
-    """Yield each loss of ``compile``: its name, the Loss, and samples of outputs that it may belong to."""
+    """Yield each loss of ``compile``: its name, the Loss, and samples of outputs that it may belong to.
+
+    The name "crossentropy" is left out: Keras chooses the kind of this loss by the output's shape.
+    """
     given, names = model.loss, getattr(model, "output_names", None)
     if not isinstance(predicted, dict) and names:
         given, y = (
@@ -447,7 +452,7 @@ def _other_labels(labels: Any) -> Any:
     """Return labels of the same kind: other classes, or other positions in a vector."""
     if len(labels.shape) > 1 and labels.shape[-1] > 1:
         return keras.ops.roll(labels, 1, axis=-1)
-    # Spark's labels are doubles, also those of classes. TensorFlow logs an error for a class below 0.
+    # Spark's labels are doubles, even if they are classes. TensorFlow logs an error for a class below 0.
     fractions = "float" in keras.backend.standardize_dtype(labels.dtype)
     if fractions and not bool(keras.ops.all(keras.ops.equal(labels, keras.ops.floor(labels)))):
         return 1 - labels

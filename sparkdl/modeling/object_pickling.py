@@ -75,7 +75,8 @@ def _shared_part(index: int) -> Any:
 def reduced(thing: Any, pickler: Any) -> Any:
     """Return the reduce value of a Keras variable, optimizer, metric or loss, with its attributes.
 
-    A ``ByValue`` has one too. NotImplemented is returned for other objects, such as layers and models.
+    A ``ByValue`` of a live object has one too. NotImplemented is returned for other objects, such as layers
+    and models.
 
     Keras's own reduce value holds only the configuration and the values of variables.
 

@@ -1,8 +1,8 @@
 """Comparison of a restored model with the live model, by their results for the first row.
 
-Workers train a model that is restored from its configuration, and from a list of the attributes that the
-configuration does not record (see ``modeling.differences``). The list may be incomplete: a constructor may
-keep an argument in the graph of a functional model, in a closure or in an object of another library. So
+Workers train a model that is restored from its configuration or by the user's function, and from a list of
+the attributes that these do not set (see ``modeling.differences``). The list may be incomplete: a constructor
+may keep an argument in the graph of a functional model, in a closure or in an object of another library. So
 before training begins, the driver runs both models on the first row and compares the results.
 """
 
@@ -38,9 +38,10 @@ STEP_BYTES = 64 << 20
 def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -> None:
     """Raise an error unless two models compute the same results.
 
-    The results are predictions, losses, metrics, constraints, an optimizer update and a training step. Only
-    Keras's own training step is tried, because a custom one may do anything. Results that are random in the
-    live model, or that it cannot compute on the driver, are ignored.
+    The results are predictions, losses, metrics, constraints, an optimizer update and a training step. A
+    training step is tried only if it is Keras's own, because a custom one may do anything, and if the weights
+    have at most ``STEP_BYTES``. Results that are random in the live model, or that it cannot compute on the
+    driver, are ignored.
 
     Args:
         model: the live model, compiled and built. It stays unchanged, except that its metrics are reset.
@@ -50,6 +51,7 @@ def require_same(model: keras.Model, again: keras.Model, first: Sequence[Any]) -
 
     Raises:
         ModelError: a result differs. The message names the result.
+        Exception: memory ran out in the restored model.
     """
     ours = dict(_results(model, first))
     theirs = dict(_results(again, first, made_again=True))

@@ -99,7 +99,8 @@ def freeze(
         check: called with the model that is restored here as on executors.
 
     Raises:
-        ModelError: the model cannot be serialized, or cannot be restored; the message says why.
+        ModelError: the model cannot be serialized or restored, or its optimizer was built for other
+            variables; the message says why.
     """
     if trains:
         require_known(model)

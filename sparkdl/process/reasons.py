@@ -11,8 +11,8 @@ import traceback
 
 from sparkdl.process import memory
 
-LONGEST = 500  # characters of a reason
-FRAMES = 2  # frames of a traceback in a message; the error's attribute ``traceback`` has all
+LONGEST = 500  # maximum number of characters of an exception's text in a reason
+FRAMES = 2  # maximum number of frames in a message; the error's attribute ``traceback`` has all
 RAISED = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"  # an exception's name in the last line of a traceback
 PREAMBLE = re.compile(
     r"Graph execution error:|Detected at node|Stack trace for op definition|Traceback \(most recent|"

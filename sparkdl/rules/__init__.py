@@ -52,7 +52,8 @@ class Choice(NamedTuple):
 
     Attributes:
         rule: the rule.
-        power: the workers' learning rate is multiplied by the number of workers to this power.
+        power: the workers' learning rate is multiplied by the number of workers with rows, at most
+            ``STUDIED``, to this power.
     """
 
     rule: Rule
@@ -72,8 +73,8 @@ def default(mode: str, window: int | None) -> Choice:
 
     With several local steps per exchange, K workers use sqrt(K) times the learning rate, since the
     mean of their steps has one K-th of the variance of one step. In rounds, the momentum of
-    BMUF multiplies the effect of each mean by another sqrt(K). With one worker, each default gives the
-    result of plain Keras.
+    BMUF multiplies the effect of each mean by another sqrt(K). K counts as at most ``STUDIED``. With one
+    worker, each default gives the result of plain Keras.
     """
     if mode == "synchronous":
         return Choice(Average()) if window == 1 else Choice(BMUF(power=0.5), 0.5)

@@ -1,7 +1,7 @@
 """Model averaging (McDonald, Hall and Mann, 2010; local SGD, Stich, 2019).
 
-In a round, c += sum(n_k delta_k) / sum(n_k). Without rounds, each of K workers adds a K-th of its delta:
-c += delta / K.
+In a round, c += sum(n_k delta_k) / sum(n_k), where n_k is the number of rows that worker k used. Without
+rounds, each of K workers adds a K-th of its delta: c += delta / K.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 After every window, a worker with the weights w sends e = alpha (w - c). In rounds, c is the center after the
 last round; otherwise it is the current center, which the worker pulls first. The worker continues from w - e,
 and e is added to the center.
+
 The center replaces a worker's weights only at the start, after an update that was not merged because of NaN,
 Inf or values that are too large, and (in rounds) after a callback has set the center.
 """

@@ -8,12 +8,12 @@ Fencing: an update carries (run, generation, worker, attempt, sequence). An upda
 generation is refused. A newer attempt of a worker replaces the older one. An update that is sent again, with
 the same sequence number, is not counted again. After the loss of a worker, the run is restored under the next
 generation from the last *snapshot*: the center and every worker's state, at the end of an epoch or between
-two rounds within an epoch. If updates are merged one at a time, no merged update is rolled back, and a
-restarted worker continues after its last counted sequence number.
+two rounds within an epoch. Without rounds, no merged update is rolled back, and a restarted worker continues
+after its last counted sequence number.
 
 If the run may continue without a lost worker, that worker becomes *absent*: the run does not wait for it, and
-its attempt is refused. A new attempt of the worker may rejoin and gets the state that it needs: at once if
-updates are merged one at a time, at the next snapshot if they are merged in rounds.
+its attempt is refused. A new attempt of the worker may rejoin and gets the state that it needs: in rounds at
+the next snapshot, otherwise at once.
 
 The parts share one lock and never call the coordinator:
 
@@ -21,7 +21,7 @@ The parts share one lock and never call the coordinator:
 * ``rows``: the agreement on the rows of all workers, and ``rebalance``: rows that workers give each other;
 * ``schedule``: the epochs that may begin, the progress, the learning rate;
 * ``screening``: NaN, Inf and divergence;
-* ``snapshots`` and ``epochs``: reports, and the points from which the run is restored;
+* ``snapshots`` and ``epochs``: the points from which the run is restored, and the reports of workers;
 * ``losses``: lost workers and their return (not losses of the model);
 * ``weights``: replies with weights.
 """
@@ -150,7 +150,7 @@ class Coordinator(GroupCoordinator):
         notes: Notes,
         fingerprint: Fingerprint = NOTHING,
     ) -> Begin | None:
-        """Record a worker's rows, and wait until all are ready; return its starting point.
+        """Record a worker's rows, and wait until it may begin; return its starting point.
 
         None: the wait timed out, and the worker should repeat the request.
         """
@@ -373,7 +373,7 @@ class Coordinator(GroupCoordinator):
         self.membership.warn_of_long_steps()
 
     def lose(self, worker: int, reason: str) -> None:
-        """Continue without a worker, or fail the run if it may not continue or no rows would be left."""
+        """Continue without a worker; end the generation if the run may not continue or has no rows left."""
         self.losses.lose(worker, reason)
 
     def commit(self, snapshot: Snapshot) -> None:

@@ -13,14 +13,14 @@ from sparkdl.transport.messages import Update
 
 STRIKES = 10  # consecutive updates of one worker with NaN, Inf or huge values that end the run
 FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
-FIRST = 32  # the initial loss is the mean over this many first batches, or the first window if that has more
-RISE = 10.0  # a diverged run's loss rises by more than this multiple of its initial absolute value
-WIDER = 1.5  # the norm of a diverged run's center exceeds this multiple of its initial norm
-GROWTH = 50.0  # in a diverged run, the relative rise times the ratio of norms exceeds this
+FIRST = 32  # the initial loss is the mean over this many first batches, or over all first windows if longer
+RISE = 10.0  # relative rise of the loss; a run has diverged if it exceeds RISE, WIDER and GROWTH together
+WIDER = 1.5  # ratio of the center's norm to its initial norm; losses end no run with a smaller ratio
+GROWTH = 50.0  # the relative rise times the ratio of norms
 THROWS = 3  # a run has diverged after this many consecutive epochs in which workers repaired the center
 ENDLESS = 1e300  # losses this large count as Inf: their mean could overflow
 AWAY = 1.0  # relative rise that counts as large, of the mean loss of whole windows or of their first batches
-LOST = 5  # after a large rise, a run is lost if its median loss over this many epochs exceeds the initial one
+LOST = 5  # number of last epochs whose median loss, after a large rise, shows whether the run is lost
 
 
 class DivergenceDetector:
@@ -84,7 +84,7 @@ class DivergenceDetector:
         Args:
             epoch: index of the epoch, from 0.
             center: center at its end.
-            losses: losses of its updates.
+            losses: losses of its updates or rounds.
             first_losses: each worker's mean loss on the first batches of its windows, which shows the quality
                 of the centers they began with. nan if its windows are single batches, or if its rows are not
                 shuffled.

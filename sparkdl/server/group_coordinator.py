@@ -72,7 +72,7 @@ class GroupCoordinator(ABC):
         """Remove and return the messages for the driver to log.
 
         Args:
-            last: whether to add now what was left out, as no more messages are expected soon.
+            last: whether to state now how many messages were left out, as no more are expected soon.
         """
         with self.changed:
             if last:
@@ -86,7 +86,7 @@ class GroupCoordinator(ABC):
 
     @property
     def latest_staleness(self) -> Mapping[int, int]:
-        """The staleness of each worker's last merged update, if updates are merged one at a time."""
+        """The staleness of each worker's last merged update, if there are no rounds."""
         return self.aggregation.latest_staleness
 
     @property
@@ -129,7 +129,8 @@ class GroupCoordinator(ABC):
         Spark starts a second attempt while a slow one still runs (speculation), or after a failed one.
 
         Raises:
-            RefusedError: the generation is old, or a newer attempt has joined.
+            RefusedError: the generation or the run is over, the worker is unknown, a newer attempt has
+                joined, or the worker group has to restart.
         """
         with self.changed:
             older = self.membership.older_attempt(worker, generation, attempt)
@@ -155,7 +156,7 @@ class GroupCoordinator(ABC):
 
     @abstractmethod
     def lose(self, worker: int, reason: str) -> None:
-        """Continue without a worker, or fail the run."""
+        """Continue without a worker, or end the generation."""
 
     @abstractmethod
     def ready(
@@ -168,7 +169,7 @@ class GroupCoordinator(ABC):
         notes: Notes,
         fingerprint: Fingerprint = NOTHING,
     ) -> Begin | None:
-        """Record a worker's rows, and wait until all are ready; return its starting point.
+        """Record a worker's rows, and wait until it may begin; return its starting point.
 
         None: the wait timed out, and the worker should repeat the request.
         """
@@ -245,7 +246,7 @@ class GroupCoordinator(ABC):
             error: the failure.
 
         Raises:
-            RefusedError: the attempt was lost, or another one is active.
+            RefusedError: the generation or the run is over, the attempt was lost, or another one is active.
         """
         with self.changed:
             self.membership.check_failed(worker, generation, attempt)

@@ -24,7 +24,8 @@ class HostedRun:
         terms: settings of the aggregation. The rule is sent separately.
         parameters: trainable variables as one vector.
         statistics: moving statistics as one vector.
-        decays: share of each statistic that a training step keeps.
+        decays: share of each statistic that a training step keeps; nan if it is unknown, None if all are
+            unknown.
         token: secret of the run.
         tls: True if the endpoint uses TLS.
         learning_rate: rate of all epochs. None if the process that called ``fit`` starts each

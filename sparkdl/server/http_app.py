@@ -1,6 +1,6 @@
 """The coordinator over HTTP: a Flask app, which ``http_server`` serves.
 
-All paths require the run's token (``Authorization: Bearer``); ``/metrics`` also takes a token of its own:
+These paths require the run's token (``Authorization: Bearer``); ``/metrics`` also takes a token of its own:
 
 * ``GET  /v1/ping``       204: a worker can reach the endpoint and its token is valid;
 * ``POST /v1/join``       JSON: a worker's attempt joins; 202: an older one is active, ask again;
@@ -14,21 +14,21 @@ All paths require the run's token (``Authorization: Bearer``); ``/metrics`` also
 
 The live page (``server.monitoring.page``) has its own paths, which require a session instead of the token.
 
-If the endpoint is in worker 0 (``worker.hosted_server``), the run's client and the other workers
-also use:
+If the endpoint is in worker 0 (``worker.hosted_server``), the process that called ``fit`` (the client) and
+the other workers also use:
 
 * ``POST /v1/drive``      JSON: the client's commands; the reply is the packed state of the run;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
 * ``POST /v1/leave``      JSON: a worker has ended.
 
-Errors of the app are JSON, ``{"error": message}``: 400 malformed, 401 no valid token, 403 not from the
-live page, 404 unknown path, 405 wrong method, 408 incomplete request (may be sent again), 409 old
-generation or attempt, 410 the run is over, 411 no length, 413 wrong size, 422 layout of a different
-model or different rows, 500 the endpoint failed, 501 no metrics, 503 too many viewers. The token is
-checked before the body is read, and the header of an update before its sections. The connection of a
-refused request is closed, so that the rest of its body is never read. Request data is never unpickled,
-and no path is resolved on the disk.
+Errors of the app are JSON, ``{"error": message}``, except the 401 of ``GET /``, which is HTML. The statuses
+are: 400 malformed, 401 no valid token, 403 not from the live page, 404 unknown path, 405 wrong method, 408
+incomplete request (may be sent again), 409 does not fit the state of the run (such as an old generation or
+attempt), 410 the run is over, 411 no length, 413 wrong size, 422 a different model, rows or arrays, 500 the
+endpoint failed, 501 no metrics, 503 too many viewers. The token is checked before the body is read, and the
+header of an update before its sections. The connection of a refused request is closed, so that the rest of
+its body is never read. Request data is never unpickled, and no path is resolved on the disk.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _new_app(
         token: the token of all paths.
         metrics_token: a token of ``/metrics`` only; empty: there is none.
         traffic: counts the refused requests.
-        break_down: called with an exception that a request of a worker raises, other than a refusal.
+        break_down: called with the exception if a request under ``/v1/`` fails with status 500.
     """
     app = flask.Flask("sparkdl", static_folder=None)
     app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
@@ -244,7 +244,7 @@ def _add_errors(app: flask.Flask, traffic: Traffic, break_down: Callable[[BaseEx
     """Add the answers to requests that are refused or fail."""
 
     def refusal(status: int, message: str) -> ResponseReturnValue:
-        if flask.request.blueprint != PAGE:  # its viewers are no workers
+        if flask.request.blueprint != PAGE:  # viewers of the page are not workers
             traffic.refuse()
         return flask.jsonify(error=message), status, {"Connection": "close"}
 
@@ -275,7 +275,7 @@ def _add_errors(app: flask.Flask, traffic: Traffic, break_down: Callable[[BaseEx
 
 
 def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
-    """Add the paths for joining, heartbeats and failures."""
+    """Add the paths for joining, reports of rows, heartbeats and failures."""
 
     @app.post("/v1/join")
     def join() -> ResponseReturnValue:
@@ -445,7 +445,7 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
 
 def _exchange(store: Exchanges, traffic: Traffic) -> flask.Response:
     replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
-    first = next(replies, None)  # if the first update is refused, the response has that status
+    first = next(replies, None)  # a refusal of the first update sets the response's status
     if first is None:
         raise RefusedError(400, "The request contains no update.")
     body: Any = _until_refused(first, replies, traffic)  # lists of buffers, which _Request.write sends
@@ -491,6 +491,6 @@ def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic)
     except (ConnectionError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - the run has failed, or an update was bad
-        if isinstance(error, RefusedError):  # not a WireError: then most likely the worker died
+        if isinstance(error, RefusedError):  # not WireError, which most likely means that the worker died
             traffic.refuse()
         raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from None

@@ -224,7 +224,7 @@ class _Connection(cheroot.server.HTTPConnection):
 
 
 def _can_read(sock: socket.socket, seconds: float) -> bool:
-    """Wait until data can be read. Unlike ``select``, this works with any number of open files."""
+    """Return True if data can be read within ``seconds``. Unlike ``select``, allow any number of files."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         return bool(selector.select(seconds))
@@ -235,7 +235,7 @@ def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
 
 
 class _Threads(cheroot.workers.threadpool.ThreadPool):
-    """A cheroot thread pool that ends all threads after a failed start and never waits for silent clients."""
+    """A cheroot thread pool that ends all threads after a failed start, and stops despite silent clients."""
 
     _queue: Any
 
@@ -244,8 +244,8 @@ class _Threads(cheroot.workers.threadpool.ThreadPool):
 
         Args:
             timeout: seconds that requests in progress may take together. Then their connections are closed in
-                both directions. Otherwise a thread that is sending would wait for its client, in cheroot 10
-                and 11.
+                both directions. cheroot 10 and 11 close only the receiving direction, so a thread that is
+                sending would wait for its client.
         """
         # Not self._threads: cheroot 10 and 11 fill it only once all threads have started.
         threads = [

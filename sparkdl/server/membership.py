@@ -132,7 +132,7 @@ class Membership:
     def silent_workers(self) -> list[tuple[int, str]]:
         """Return the workers that were silent for too long, each with the reason for its loss.
 
-        Time during which the driver did not check does not count.
+        Time during which the driver did not check does not count, if it is longer than ``ABSENCE``.
         """
         now = self.state.clock()
         away = max(0.0, now - self.looked)

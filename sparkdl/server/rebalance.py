@@ -19,7 +19,7 @@ from sparkdl.transport.messages import Flag, Reply, Update
 
 
 class Rebalance:
-    """Number of rows of all workers, and the rows on their way from one worker to another.
+    """The number of rows of each worker, and the rows that workers give to other workers.
 
     Args:
         state: state of the run.
@@ -28,7 +28,7 @@ class Rebalance:
 
     Attributes:
         shares: number of rows that each worker was dealt, before some are given away.
-        given: rows on their way, by (giving worker, taking worker).
+        given: rows that were given, by (giving worker, taking worker).
     """
 
     def __init__(self, state: RunState, membership: Membership, schedule: Schedule) -> None:

@@ -23,7 +23,8 @@ class RowAgreement:
         aggregation: the aggregation, which holds the center.
 
     Attributes:
-        held: rows of each worker, once all have reported them.
+        held: rows of each worker, once all have reported them; before that, those of the checkpoint if the
+            run resumes.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class RowAgreement:
     def _compare(self, held: tuple[RowsHeld, ...]) -> None:
         """Continue with workers whose rows are distributed or ordered differently, if the rows are the same.
 
-        In rounds, rows may move to other workers and change their order. The epoch under way then begins
-        again.
+        In rounds, rows may have moved to other workers, and the epoch under way begins again. Without rounds,
+        each worker must have as many rows as before.
         """
         rounds = self.aggregation.has_rounds
         if not row_check.may_go_on(self.held, held, anywhere=rounds):

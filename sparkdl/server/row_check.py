@@ -16,7 +16,7 @@ REMEDY = (
 def whole(held: Sequence[RowsHeld]) -> tuple[int, int]:
     """Return the number of training rows of a worker group, and the fingerprint of all its rows.
 
-    The fingerprint includes validation rows. It does not depend on the rows' order or workers.
+    The fingerprint includes validation rows. It depends neither on the rows' order nor on their workers.
     """
     return sum(each.rows for each in held), total(each.fingerprint for each in held).free
 
@@ -53,7 +53,7 @@ def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
     """Return the warning of a run that continues with the same rows in a different order.
 
     Args:
-        snapshot: snapshot that the run is restored from.
+        snapshot: the snapshot that the run is restored from, in words.
         anywhere: see ``may_go_on``.
         validation: True if rows are held out for validation.
     """

@@ -19,7 +19,7 @@ COUNTED = "exchanges", "retries", "duplicates", "refused", "superseded", "not_fi
 
 
 class RunState:
-    """Lock and liveness of a run.
+    """The state that all parts of a coordinator share.
 
     Args:
         lock: lock of the run's aggregation.
@@ -33,7 +33,7 @@ class RunState:
         log: messages of workers and of the endpoint for the driver to log.
         counters: numbers of events of the run, by name.
         intervals: intervals of traced batches, each with its worker and attempt, on the attempt's clock.
-        ahead: seconds by which this process's clock is ahead of that of a worker's attempt.
+        ahead: seconds by which this process's clock is ahead of an attempt's, by worker and attempt.
     """
 
     def __init__(self, lock: threading.RLock) -> None:

@@ -46,18 +46,19 @@ class Screening:
     def screen(self, update: Update) -> Update:
         """Return an update as it is, or without its vectors if these cannot be merged.
 
-        An update without vectors counts but contributes nothing. A gradient of a scaled loss may be
-        Inf: all replicas see it in their mean and skip the step.
+        An update without vectors counts but contributes nothing. A gradient of a scaled loss is kept as it
+        is: all replicas see NaN or Inf in their mean and skip the step.
 
         Raises:
-            RefusedError: the worker's attempt was superseded or lost in the meantime.
+            RefusedError: the generation or the run has ended, or the worker's attempt was superseded or lost.
+            WireError: the parameters are not a gradient of this model.
         """
         if not update.rows or self.aggregation.has_taken(update.worker, update.sequence):
             return update
         below = inf if self.shape.plan.joint else FARTHEST
         numbers = self.aggregation.numbers(update)
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
-        finite = finite and not update.flags & Flag.NOT_FINITE  # parameters that did not pass through here
+        finite = finite and not update.flags & Flag.NOT_FINITE  # the worker found it in its parts for shards
         sound = self.shape.scaled or finite
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)

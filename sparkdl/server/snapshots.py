@@ -1,8 +1,8 @@
 """Snapshots: the points from which a run is restored, made of the reports of all workers.
 
-If updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every worker has
-reported its state. A restart rolls back the rounds after it. If updates are merged one at a time, a snapshot
-can be made at any moment, with each worker's last reported state. A restart rolls back no merged update.
+If updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every present
+worker has reported its state. A restart rolls back the rounds after it. Without rounds, a snapshot can be
+made at any moment, with each worker's last reported state. A restart rolls back no merged update.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class GroupSpec:
         num_workers: number of workers in the group.
         layout: digest of the trainable variables' layout.
         metrics: size of one worker's metric states, in bytes.
-        silence: seconds without a message after which a newer attempt may replace an attempt.
+        silence: seconds without a message after which a newer attempt may replace an older one.
         stall: seconds without a message after which a worker is lost.
     """
 
@@ -123,10 +123,10 @@ class Snapshot:
         epoch: epoch that is under way or begins.
         place: number of completed rounds of the epoch.
         metrics: each worker's metric states over its rows of this epoch.
-        losses: mean loss of each round or update since the epoch began.
-        ledger: last counted update of each worker, if updates are merged one at a time.
-        reports: reports of the workers by epoch, if updates are merged one at a time.
-        before: within an epoch, the snapshot that the epoch began with.
+        losses: within an epoch, mean loss of each round or update since the result of the previous epoch.
+        ledger: without rounds, the number of the last counted update of each worker.
+        reports: without rounds, the reports of the workers, by epoch.
+        before: in rounds and within an epoch, the snapshot that the epoch began with.
     """
 
     epoch: int

@@ -11,7 +11,7 @@ from sparkdl.server.screening import Screening
 
 
 class WorkerLoss:
-    """Handling of lost workers: the run continues without them, and a new attempt of one may rejoin it.
+    """Handling of lost workers: the run continues without them, and new attempts of them may rejoin it.
 
     Args:
         membership: the workers.
@@ -50,7 +50,7 @@ class WorkerLoss:
     def readmit(self, worker: int) -> None:
         """Readmit a new attempt of a lost worker.
 
-        In rounds it is readmitted at a snapshot, which this requests; otherwise at once.
+        In rounds, request a snapshot, at which the attempt is readmitted. Otherwise readmit it at once.
         """
         if self.aggregation.has_rounds:
             self.snapshots.request(self.epochs.reports)
@@ -70,7 +70,7 @@ class WorkerLoss:
         self.state.changed.notify_all()
 
     def _are_rounds_over(self) -> bool:
-        """Return True if the last epoch has ended, or if its last round has closed."""
+        """Return True if the last epoch has ended, or the last round of an epoch that is cut short."""
         last = self.aggregation.has_rounds and self.epochs.schedule.ending
         return last or self.snapshots.committed.epoch >= self.shape.epochs
 

@@ -1,9 +1,9 @@
 """Sources of rows (arrays and RDDs), and their division into partitions for workers.
 
-The driver reads one row of a source, which determines the columns; executors read the rest. Rows are dealt
-to workers so that an epoch has the same batches as in a single process (see ``data.batch_plan``). The driver
-deals arrays by the rank of each row, and workers get them from the endpoint. RDDs are dealt by a shuffle of
-blocks with a stable key.
+The first row of a source determines the columns. The driver deals arrays by the rank of each row, and workers
+get them from the endpoint. Without a random order, the batches that workers train on together are then those
+of a single process (see ``data.batch_plan``). RDDs are dealt by a shuffle of blocks with a stable key, unless
+each worker trains on partitions of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Source(ABC):
         schema: the columns of every row, known once the first row has been read.
         indicator: the column of booleans that marks validation rows, if there is one.
         workers: the number of tasks, once it is known.
-        partitions: the number of partitions, if each stays whole on one worker; None: rows are redistributed.
+        partitions: the number of partitions, if each stays whole on one worker; None: rows may move.
         session: the session of a DataFrame.
         of_a_plan: whether the job computes the rows from the user's own RDD or DataFrame.
         ahead: the number of tasks without rows that precede the workers' tasks. If there are any, the result
@@ -60,7 +60,8 @@ class Source(ABC):
         held_batch: the number of rows in an evaluation batch. For evaluation, arrays are dealt in whole
             batches of this size.
         held_most: the number of leading validation rows that are evaluated; None: all.
-        whole: whether arrays stay in one partition, because all batches need the same number of rows.
+        whole: whether arrays stay in one partition, because every batch needs the same number of rows or, to
+            predict, because a layer carries its state from one batch to the next.
         served: the arrays that the endpoint of the job serves to its tasks; None: there are none.
     """
 
@@ -98,7 +99,7 @@ class Source(ABC):
 
     @abstractmethod
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Run an evaluation job; return the metric states and the number of rows of each partition."""
+        """Run an evaluation job; return the metric states and row count of each partition with rows."""
 
     def count(self) -> int | None:
         """Return the number of rows if it is known without a job."""
@@ -116,7 +117,7 @@ class ArraySource(Source):
         sample: x, y and sample weights, or fewer of them, flattened.
 
     Raises:
-        DataError: the arrays differ in their number of rows.
+        DataError: the arrays differ in their number of rows, or one is a single number.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -235,7 +236,7 @@ class ArraySource(Source):
         return max(columns, sum(array.nbytes for array in self.arrays))
 
     def is_large(self, cluster: SparkApplication) -> bool:
-        """Return True if a slot's rows are too large for the message that starts a task."""
+        """Return True if a task's rows exceed SMALL_TASK_BYTES, with at most one task per slot."""
         return self.nbytes > SMALL_TASK_BYTES * self._num_tasks(cluster.slots())
 
     def divided(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks:
@@ -272,7 +273,7 @@ class ArraySource(Source):
         return _distributed(cluster, dealt, num_tasks), DealtRows()
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Run an evaluation job; return the metric states and the number of rows of each partition."""
+        """Run an evaluation job; return the metric states and row count of each partition with rows."""
         tasks, rows = self._tasks(cluster)
         action = jobs.run_rdd(tasks, stages.make(EvaluateTask(stages.code, rows)), barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
@@ -444,7 +445,7 @@ class RddSource(Source):
         return self.rdd.mapPartitions(stages.make(DealTask(rows, num_workers, seed)).function)
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Run an evaluation job; return the metric states and the number of rows of each partition."""
+        """Run an evaluation job; return the metric states and row count of each partition with rows."""
         stage = stages.make(EvaluateTask(stages.code, RddRows(schema=self.schema)))
         action = jobs.run_rdd(self.rdd, stage, barrier=False)
         return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")

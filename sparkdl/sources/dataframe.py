@@ -290,7 +290,7 @@ class FrameSource(Source):
         return make
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Run an evaluation job; return the metric states and the number of rows of each partition."""
+        """Run an evaluation job; return the metric states and row count of each partition with rows."""
         part = functions.lit(TRAINING).cast("int").alias(arrow.PART)
         task = EvaluateTask(stages.code, ArrowRows(schema=self.schema, decode=self.decode))
         frame = self._rows(self.schema.columns, part)

@@ -83,7 +83,7 @@ class FunctionSource(Source):
         return make
 
     def evaluation(self, cluster: SparkApplication, stages: StageFactory) -> list[tuple[bytes, int]]:
-        """Run an evaluation job; return the metric states and the number of rows of each task."""
+        """Run an evaluation job; return the metric states and row count of each task with rows."""
         rows = FunctionRows(schema=self.schema, function=self.function, workers=self.workers)
         stage = stages.make(EvaluateTask(stages.code, rows))
         action = jobs.run_rdd(self._tasks(cluster, self.workers), stage, barrier=False)

@@ -86,7 +86,7 @@ def make_source(
 
 
 def _alone(value: Any, count: int | None) -> Any:
-    """Return the array of a one-element list for a model that takes one array, as Keras accepts a list."""
+    """Return the array of a one-element list for a model that takes one array; Keras accepts such a list."""
     if count == 1 and isinstance(value, list | tuple) and len(value) == 1 and is_array(value[0]):
         return value[0]
     return value
@@ -111,7 +111,7 @@ def _label_columns(
     """Return the columns of x and of y, or of x alone if rows have no labels and need none.
 
     Raises:
-        ConfigError: no label column is named, and the model needs labels.
+        ConfigError: no label column is named, and the model needs labels, or there are sample weights.
     """
     x, y = columns
     if not labels and y == LABEL and LABEL not in {name.lower() for name in frame.columns}:

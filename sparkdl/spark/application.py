@@ -116,7 +116,7 @@ class SparkApplication:
             backend: the Keras backend; None where Keras is not used.
 
         Raises:
-            PreflightError: its version or its packages differ from the driver's.
+            PreflightError: it does not start, or its version or its packages differ from the driver's.
         """
         if self.local:
             expected = preflight.expectations(backend, local=True)
@@ -221,7 +221,7 @@ class SparkApplication:
             return True
 
     def await_stop(self) -> None:
-        """Wait until a stop in another thread has ended, so that PySpark can start a new application."""
+        """Wait up to STOP_SECONDS until another thread has stopped Spark, so that it can start again."""
         deadline = time.monotonic() + STOP_SECONDS
         while spark_internals.active_context() is self.context and time.monotonic() < deadline:
             time.sleep(0.05)

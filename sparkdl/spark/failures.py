@@ -1,8 +1,9 @@
 """Translation of failed Spark jobs into errors of this package.
 
 Spark reports every failure as text. Errors that tasks raise on purpose are recognised by their names.
-Phrases in the text identify the loss of a process, a wrong version of Python, a cancelled job and a lack of
-memory. Any other Python exception is reported with its own reason, any other failure in Spark's words.
+Phrases in the text identify the loss of a process, a wrong version of Python, a missing package, a refused or
+cancelled job, and a lack of memory or disk space. Any other Python exception is reported with its own reason,
+any other failure in Spark's words.
 """
 
 from __future__ import annotations

@@ -16,7 +16,11 @@ from sparkdl.spark import spark_internals
 
 @contextmanager
 def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the Hadoop file system of a URI and its path; Java exceptions in the block become OSErrors."""
+    """Yield the Hadoop file system of a URI and its path; Java exceptions in the block become OSErrors.
+
+    Raises:
+        ConfigError: there is no SparkContext.
+    """
     if context is None:
         raise ConfigError(
             f"{uri} needs a SparkContext, but there is none. Start a SparkSession first. A client of Spark "

@@ -2,10 +2,12 @@
 
 A synchronous run, a hosted run and ``sparkdl.run`` start as a barrier stage: Spark starts all of its
 tasks together, or none of them. In a hosted run the barrier also carries the endpoint's address.
-Any other run is an ordinary stage, whose worker group forms at the endpoint. So is every run that
-continues without lost workers, which a barrier stage cannot do; every run under dynamic allocation,
-for which Spark refuses barrier stages; and every run on rows that Spark cannot compute in a barrier
-stage, such as those of coalesced partitions.
+Any other run is an ordinary stage, whose worker group forms at the endpoint. Some runs are always an
+ordinary stage:
+
+* runs that continue without lost workers, which a barrier stage cannot do;
+* runs under dynamic allocation, for which Spark refuses barrier stages;
+* runs on rows that Spark cannot compute in a barrier stage, such as those of coalesced partitions.
 
 A job runs in a thread of its own and is cancelled by its tag. The user's job group, description and
 scheduler pool stay as they were; a job that the user has not described gets a description.

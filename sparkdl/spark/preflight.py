@@ -64,8 +64,9 @@ class Call(TypedDict):
     Attributes:
         task: the pickled Task.
         uses_keras: whether it needs Keras.
-        spread: whether each task has to use the GPU chosen for it, so that tasks are spread over the
-            machine's GPUs; else a reused Python process keeps the GPU that it is bound to.
+        spread: if Spark gives the tasks no GPUs, whether each task has to use the GPU chosen for it, so that
+            tasks are spread over the machine's GPUs; else a reused Python process keeps the GPU that it is
+            bound to.
         endpoint: the fields of the run's endpoint, if there is one.
         generation: the generation of the worker group.
         shared: the handle that ``SparkApplication.share`` returned.

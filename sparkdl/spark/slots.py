@@ -1,4 +1,4 @@
-"""Slots of a Spark application (tasks that run at the same time), and the choice of the number of workers."""
+"""Slots of a Spark application (places for one task each), and the choice of the number of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkdl.errors import ClusterError
 from sparkdl.process import interrupts
 
 logger = logging.getLogger(__name__)
-NOTICE_SECONDS = 10.0  # between two warnings about the same wait
+NOTICE_SECONDS = 10.0  # minimum time between two messages about the same wait
 LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,"
 SETTLE_SECONDS = 2.0  # the longest gap expected between two executors that register
 
@@ -113,11 +113,12 @@ class Slots:
     def settled(self, wanted: int | None, timeout: float) -> int:
         """Return the number of slots, once executors that are still starting have registered.
 
-        Without dynamic allocation, wait up to ``timeout`` while there are no slots, or fewer than ``wanted``
-        although the application requested that many. Otherwise wait no longer than Spark itself would.
+        Without dynamic allocation, wait up to ``timeout`` for the next slot while there are none, or fewer
+        than ``wanted`` although the application requested that many. Otherwise wait for it no longer than
+        Spark itself would.
 
         Args:
-            wanted: the number of slots that are enough.
+            wanted: the number of slots that are enough; None: those of all executors that are starting.
             timeout: seconds to wait for the next slot.
         """
         if self._application.local:
@@ -161,7 +162,10 @@ class Slots:
         return int(instances) * self.per_executor()
 
     def executor_cores(self) -> int:
-        """Return the cores of an executor; by default 1, or spark.cores.max on a standalone master."""
+        """Return the cores of an executor.
+
+        The default is 1. On a standalone master it is ``spark.cores.max``, or 0 if that is not set.
+        """
         master, cores = self._setting("spark.master"), self._setting("spark.executor.cores")
         if cluster := re.match(LOCAL_CLUSTER, master):
             return int(cluster[2])

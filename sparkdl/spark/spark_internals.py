@@ -1,6 +1,7 @@
 """Access to the private parts of Spark that this package depends on.
 
-No other module uses them, except for one hook that ``ml/persistence.py`` overrides.
+No other module uses them, except for one hook that ``ml/persistence.py`` overrides, and the name of
+PySpark's signal handler in ``process/interrupts.py``.
 
 The public API has no equivalent. A comment gives the versions that each was checked with. If a version of
 Spark changes one, ``tests/spark/test_spark_internals.py`` fails and names it.
@@ -51,8 +52,8 @@ def concurrent_tasks(context: Any, profile: Any) -> int:
 def hide_progress_bar(context: Any, *, hidden: bool) -> None:
     """Hide the bar of stages that Spark draws on the standard error, or show it again.
 
-    Spark draws no bar until half a second after the end of the last job. To hide the bar, that time is set to
-    the far future.
+    Spark draws no bar until half a second after the end of the last job. To hide the bar, the time of
+    that end is set to the far future.
     """
     option = _scala(context).progressBar()  # Spark 3.5 to 4.3
     if option.isDefined():
@@ -76,7 +77,7 @@ def stages_of(context: Any, tag: str) -> list[tuple[bool, int]]:
 
 
 def running_tasks(context: Any) -> int:
-    """Return the number of tasks that run now; the tracker's numbers may be several seconds old."""
+    """Return the number of tasks that run now; those of Spark's status tracker may be seconds old."""
     return int(_scala(context).taskScheduler().rootPool().runningTasks())  # Spark 3.5 to 4.3
 
 
@@ -115,7 +116,7 @@ def _scala(context: Any) -> Any:
     return context._jsc.sc()  # PySpark 3.5 to 4.3
 
 
-# The Python interpreter of functions that the JVM has run in Python workers.
+# The Python interpreter of functions that the JVM runs in Python workers.
 
 
 def set_python(data: Any, before: str, python: str) -> None:

@@ -2,7 +2,7 @@
 
 Reading uses Spark's binaryFile source on any Hadoop file system. Each file is read as a whole by a single
 task; files that end in ``.gz`` are decompressed. Executors write through pyarrow's file systems (local, hdfs,
-s3, gs) under temporary names. The driver then moves the files of the tasks that succeeded, so that the rows
+s3, gs) to a temporary folder. The driver then moves the files of the tasks that succeeded, so that the rows
 of a task that ran twice appear once.
 """
 
@@ -102,7 +102,7 @@ def _from_record(record: Record, field: types.StructField, place: str) -> object
     """Return the value of a column in a record; None if the record has none.
 
     Raises:
-        DataError: the number or the kind of the feature's values does not fit the column.
+        DataError: the feature's values, or their number, do not fit the column.
     """
     kind = field.dataType
     if record.lists is not None and field.name in record.lists:
@@ -214,7 +214,8 @@ def write_tfrecords(
 
     Args:
         frame: columns of numbers, booleans, strings and binary values, of arrays of these, and of vectors.
-            64-bit floats become 32-bit floats, the only floats that a record holds; nulls are left out.
+            64-bit floats become 32-bit floats, the only floats that a record holds. A column
+            that is null in a row is left out of its record.
         path: the folder; a plain path is a path of Spark's default file system.
         sequences: whether rows become SequenceExamples: arrays of arrays are their feature lists, all other
             columns their context.
@@ -226,7 +227,8 @@ def write_tfrecords(
         The number of rows written.
 
     Raises:
-        ConfigError: a column has a type that records cannot hold, or the compression is unknown.
+        ConfigError: a column has a type that records cannot hold, the compression is unknown, or the session
+            is one of Spark Connect.
         DataError: an array has a null in it.
         FileExistsError: the folder exists, and ``overwrite`` is False.
     """

@@ -9,8 +9,9 @@ A record is, in little-endian order::
 
 The masked value is ((crc >> 15) | (crc << 17)) + 0xa282ead8, modulo 2 ** 32.
 
-An Example is a map from names to features. Each feature is a list of bytes, of 32-bit floats or of 64-bit
-integers. A SequenceExample has such a map, its context, and a second map from names to lists of features.
+An Example is a map from names to features. Each feature is a list of byte strings, of 32-bit floats or of
+64-bit integers. A SequenceExample has such a map, its context, and a second map from names to lists of
+features.
 """
 
 from __future__ import annotations

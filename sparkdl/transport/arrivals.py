@@ -43,7 +43,7 @@ class Arrival:
 
 
 def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryview:
-    """Return the next bytes of a body, read into memory of the pool if the stream can do that.
+    """Return the next bytes of a body, fewer at its end, in memory of the pool if the stream can do that.
 
     NumPy allocates this memory, which may then consist of huge pages. The memory of a ``bytes`` object costs
     a page fault per 4 kB.
@@ -51,7 +51,7 @@ def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryvi
     Raises:
         ConnectionError: the connection failed.
         TimeoutError: the rest of the body did not arrive in time.
-        WireError: the body ended early, or is not chunked correctly.
+        WireError: the body ended within a chunk, or is not chunked correctly.
     """
     readinto = getattr(stream, "readinto", None)
     if not size or readinto is None:
@@ -62,12 +62,12 @@ def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryvi
 
 
 def read(stream: InputStream, size: int) -> bytes:
-    """Return the next bytes of a body.
+    """Return the next bytes of a body, fewer at its end.
 
     Raises:
         ConnectionError: the connection failed.
         TimeoutError: the rest of the body did not arrive in time.
-        WireError: the body ended early, or is not chunked correctly.
+        WireError: the body ended within a chunk, or is not chunked correctly.
     """
     with _of_connection():
         return stream.read(size) if size else b""
@@ -75,7 +75,7 @@ def read(stream: InputStream, size: int) -> bytes:
 
 @contextmanager
 def _of_connection() -> Iterator[None]:
-    """Turn errors of a socket into ConnectionError, which is not a failure of the endpoint."""
+    """Turn errors of a socket, except time-outs, into ConnectionError: the endpoint has not failed."""
     try:
         yield
     except (ConnectionError, TimeoutError):

@@ -1,7 +1,7 @@
 """HTTP/1.1 client of the endpoint: keep-alive, bounded retries, optional TLS, and no proxies.
 
 All updates of a worker are chunks of one long request, and all replies are parts of its response.
-With a batch of 32 rows, the headers of separate requests and responses would take longer than the
+With a batch of 32 rows, the headers of separate requests and responses would cost more time than the
 gradient. A stream that breaks is restarted with the update that got no reply, which the endpoint
 counts once.
 """
@@ -40,9 +40,9 @@ from sparkdl.transport.messages import (
     Update,
 )
 
-TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint holds a request
+TIMEOUT = 90.0  # seconds without a byte; longer than the endpoint's ``limits.PATIENCE``
 RETRIES = 6
-OUTAGE_SECONDS = 60.0  # time that a worker retries while its host has no route to the endpoint
+OUTAGE_SECONDS = 60.0  # the ``outage`` of a worker's Connection
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
 # Maximum size of a heartbeat's log records, as JSON. With its metric states, a heartbeat stays
@@ -58,7 +58,8 @@ class Connection:
     Args:
         endpoint: the endpoint.
         retries: maximum number of times to resend an unanswered request, with growing pauses.
-        outage: seconds for which ``retries`` is no limit while there is no route to the endpoint.
+        outage: seconds for which ``retries`` is no limit while there is no route to the endpoint, or its name
+            cannot be resolved.
         unsent: maximum bytes of updates that the operating system takes over before it has sent them, where
             it supports a limit; 0: no limit.
 
@@ -269,7 +270,7 @@ class HttpExchange(Exchange):
                 return begin
 
     def begin(self, update: Update) -> Update:
-        """Stamp an update and send it; return it as the ticket for ``finish``."""
+        """Fill in an update's sender and run, and send it; return it as the ticket for ``finish``."""
         update.worker, update.attempt = self.identity["worker"], self.identity["attempt"]
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
@@ -401,7 +402,7 @@ class Heartbeat:
     def _beat(self) -> bool:
         """Send a heartbeat; return True if more may follow.
 
-        Log records and intervals arrive at least once: they are sent again if a heartbeat gets no response.
+        Log records and intervals may arrive twice: they are sent again if a heartbeat gets no response.
         """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None

@@ -1,10 +1,10 @@
-"""Pending connections (no token sent yet): they occupy no thread, and their number and time are limited.
+"""Pending connections (request head incomplete): they occupy no thread, and are limited in number and time.
 
 cheroot hands a connection to a thread at its first byte, and the thread waits for the rest of the request's
 head. A client with as many half-sent heads as there are threads would lock out all workers ("slow loris").
 Here a thread gets a connection once its head is complete, or so long that the thread refuses it at once.
-Until then the connection is checked a few times a second. A head contains the token; a request without one
-is refused and closed.
+Until then the connection is checked every 0.1 s. A head contains the token; a request without a valid token
+is refused, and its connection is closed.
 
 A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If the
 process cannot open more files, the oldest pending connections are closed.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 HEAD_BYTES = 16 << 10  # maximum length of a head
 LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
 HEAD_SECONDS = 10.0  # time limit for a head
-MOST = 128  # limit on connections without a head, higher for many workers; the oldest is closed for a new one
+MOST = 128  # limit on pending connections, higher for many workers; the oldest is closed for a new one
 SAID_SECONDS = 60.0  # minimum time between two warnings about closed connections
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
 
@@ -40,7 +40,7 @@ class PendingConnections(ConnectionManager):
 
     def __init__(self, server: Any) -> None:
         super().__init__(server)
-        self._until: dict[Connection, float] = {}  # closing times of those without a head, oldest first
+        self._until: dict[Connection, float] = {}  # closing times of pending ones, oldest first
         self._begun: set[Connection] = set()  # those with a partial head
         self._silent_until = 0.0
 
@@ -109,7 +109,7 @@ class PendingConnections(ConnectionManager):
             return None
 
     def _expire(self, threshold: float) -> None:
-        """Check all pending connections, a few times a second; close those that exceed their time.
+        """Check all pending connections, every 0.1 s; close those that exceed their time.
 
         They time out only here, between events, when cheroot itself holds none of them.
         """

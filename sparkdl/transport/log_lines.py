@@ -1,7 +1,7 @@
 """Log lines of workers on their way to the driver: each names its worker, and their number is bounded.
 
 A worker that logs a line per batch must not fill the memory of the endpoint, or bury what the driver logs. So
-each worker sends a limited number of lines per minute, and the driver takes a limited number of all workers
+each worker sends a limited number of lines per minute, and the driver takes a limited number from all workers
 together. A line states how many were left out, for warnings and for other lines.
 """
 

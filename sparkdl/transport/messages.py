@@ -2,8 +2,9 @@
 
 A message is a fixed little-endian header, then up to four sections of raw bytes, in this order:
 
-* parameters: ``count`` float32, the flat trainable variables from element ``offset`` on. With the
-  flag SLICES: ``count`` words that encode a gradient with slices, see ``core.sparse_gradients``.
+* parameters: ``count`` float32, the flat trainable variables, or their gradient or delta, from element
+  ``offset`` on (always 0). With the flag SLICES: ``count`` words that encode a gradient with slices, see
+  ``core.sparse_gradients``.
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
@@ -53,7 +54,8 @@ class Kind(IntEnum):
 
     GRADIENT = 1  # a gradient, to be averaged with the other workers'
     DELTA = 2  # over a window: weights after minus before; with an elastic rule, ``draw``'s result
-    REPORT = 3  # the end of an epoch: metric states, and state for a snapshot
+    # The end of an epoch: metric states, and state for a snapshot. In ``sparkdl.run``: the function returned.
+    REPORT = 3
     VALIDATION = 4  # metric states over this worker's validation rows
     PULL = 5  # requests the weights that are being evaluated
     RESTORE = 6  # requests the state with which a starting worker resumes from the last snapshot
@@ -70,7 +72,7 @@ class Answer(IntEnum):
 
     NOTHING = 0
     MEAN = 1  # the mean gradient of the round
-    CENTER = 2  # the center variable
+    CENTER = 2  # the center, or in the reply to a PULL the weights to evaluate
 
 
 class Flag(IntFlag, boundary=STRICT):
@@ -81,7 +83,7 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: stop training; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
-    NOT_FINITE = 16  # reply, or update of a shard's worker: it was not merged, for NaN, Inf or huge values
+    NOT_FINITE = 16  # reply, or update with shards: the update is not merged, for NaN, Inf or huge values
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
@@ -348,7 +350,7 @@ class Interval(NamedTuple):
 
     Attributes:
         activity: one of ``ACTIVITIES``.
-        start: its start, in seconds of the clock of the process that holds it.
+        start: its start, in seconds of the worker's clock; in ``History.intervals``, of the driver's.
         seconds: its length.
     """
 

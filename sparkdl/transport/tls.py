@@ -68,7 +68,7 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     """Return an endpoint's context with a new key, and the certificate (DER) for its workers.
 
     Raises:
-        ConfigError: the package "cryptography", which only an endpoint's process needs, is not installed.
+        ConfigError: the package "cryptography", which only endpoints and shards need, is not installed.
     """
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(

@@ -64,7 +64,7 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         """Write the trace of ``fit(profile=...)`` as JSON in Chrome's Trace Event Format.
 
         Perfetto (ui.perfetto.dev) and chrome://tracing show it: a row for each worker, with its time by
-        activity, on the driver's clock.
+        activity, from the start of the first interval.
 
         Args:
             path: a local path; an existing file is replaced.

@@ -21,7 +21,7 @@ WORKER_HEIGHT, MOST_HEIGHT = 0.3, 7.8  # of a worker's bar, and the maximum of a
 def plot(history: Any) -> Figure:
     """Plot a fit: the loss and each metric by epoch, the rows per second, and the time of the workers.
 
-    Training and validation are in one plot. The time of each worker is one bar, divided by activity: reading
+    Training and validation share a plot. The time of each worker is one bar, divided by activity: reading
     data, computing, exchanging updates, waiting for other workers, and merging at the endpoint. If no
     worker reported its times, the plot of the times is left out.
 

@@ -33,7 +33,7 @@ def hold(
     *,
     apart: bool = True,
 ) -> Iterator[tuple[str, ...]]:
-    """Set up the process of a task in a ``with`` block; yields the GPUs that the task may use.
+    """Set up the process of a task in a ``with`` block; yield the GPUs that are assigned to the task.
 
     Threads are limited because workers that each use every core compete: on two cores, two of them are slower
     than one.
@@ -44,7 +44,8 @@ def hold(
         addresses: addresses of the GPUs that Spark gave the task: indices into the visible GPUs, or names.
         place: the task's number in local mode, where Spark gives no GPUs. It spreads tasks over the visible
             GPUs.
-        apart: whether tasks have to be spread; if False, a process keeps the GPU that it is bound to.
+        apart: without ``addresses``, whether tasks have to be spread; if False, a process keeps the GPU that
+            it is bound to.
 
     Raises:
         ConfigError: Spark gave the task a GPU that is not visible.

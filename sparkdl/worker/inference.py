@@ -1,6 +1,6 @@
 """Prediction and evaluation on executors.
 
-Each Python worker process loads the model once. Predictions are yielded in the order of the rows.
+Each Python worker process keeps the model for later tasks. Predictions are yielded in the order of the rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparkdl.worker.tasks import Code, PredictColumnsTask
 
 @dataclass(frozen=True)
 class InferenceJob:
-    """Values shared by the tasks of one ``predict`` or ``evaluate`` call. They can be broadcast.
+    """Values shared by the tasks of one prediction or evaluation. They can be broadcast.
 
     Attributes:
         spec: the model.

@@ -1,7 +1,7 @@
 """The training loop of a worker, for every mode and frequency.
 
-``frequency`` is part of the plan, which sets the end of a window. ``mode`` is handled by the endpoint, behind
-the Exchange. A Strategy trains the replica on a window. This module knows neither Spark nor HTTP.
+``frequency`` is part of the plan, which sets the end of a window. ``mode`` is mostly handled by the endpoint,
+behind the Exchange. A Strategy trains the replica on a window. This module knows neither Spark nor HTTP.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Loop:
     def running(self) -> Running | None:
         """Return metric states that were not returned before, if any; request those of the next batch.
 
-        The heartbeat's thread calls it. It reads no variable, because only the training thread may.
+        The heartbeat's thread calls it. It reads no variable of the model: only the training thread may.
         """
         states, self.states, self.asked = self.states, None, True
         return states
@@ -213,7 +213,7 @@ class Loop:
         return sum(self.watch.seconds[activity] for activity in ("exchange", "wait", "merge"))
 
     def _judge_exchanges(self, exchanging: float, seconds: float) -> None:
-        """Warn once if exchanges took most of an epoch. Only worker 0 warns.
+        """Warn once if exchanges took at least half of an epoch and LONG_SECONDS. Only worker 0 warns.
 
         Args:
             exchanging: the seconds of the epoch's exchanges.

@@ -1,9 +1,9 @@
 """Equal shares of the training rows: workers pass on the few rows by which their shares differ.
 
-A shuffle deals rows before their number is known. Afterwards shares differ by at most a few rows per
-partition. If rows are dealt by a hash (a DataFrame on a Spark without ``repartitionById``), they differ by
-about the square root of a share. Workers report their counts to the endpoint, compute
-the same moves from them, and send those rows through the endpoint.
+A shuffle deals rows before their number is known. Afterwards shares differ by a few rows per partition. If
+rows are dealt by a hash (a DataFrame on a Spark without ``repartitionById``), they differ by about the square
+root of a share. Workers report their counts to the endpoint, compute the same moves from them, and send the
+moved rows through the endpoint.
 """
 
 from __future__ import annotations

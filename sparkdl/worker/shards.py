@@ -40,7 +40,7 @@ from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
 GRAIN = 16  # elements; ranges begin at multiples of it, so that their memory is aligned
 REACH_SECONDS = 10.0  # time in which the host of a shard has to accept a connection
 # Maximum bytes of a part that wait in the operating system. So a worker sends its parts one after the other,
-# each at the full rate of its link, instead of all at once, when parts of several workers meet at one shard.
+# each at the full rate of its link. If it sent all at once, parts of several workers would meet at one shard.
 UNSENT_BYTES = 128 << 10
 LEAVE_SECONDS = 60.0  # longest wait, at the end, for the other workers to receive their last replies
 
@@ -93,7 +93,7 @@ class Shard:
         """Check a part by its header alone, before its body is read.
 
         Raises:
-            RefusedError: the part does not belong to this shard, or cannot be merged.
+            RefusedError: the part does not belong to this shard or cannot be merged, or the shard has failed.
             ConnectionError: the shard has ended.
         """
         self._require_sound()
@@ -160,7 +160,7 @@ class Shard:
             )
 
     def close(self) -> None:
-        """Answer no part from now on, nor those that wait."""
+        """Answer no part from now on, not even those that wait."""
         with self.aggregation.changed:
             self._begun = self._closed = True
             self.aggregation.generation = -1
@@ -192,7 +192,7 @@ class ShardedExchange(Exchange):
         self._parts: list[Update] = []
         self._pool = BufferPool()
         worker = driver.identity["worker"]
-        # Each worker begins with the next one, so that no shard gets the parts of all workers at once.
+        # Each worker begins with the shard after its own, so that no shard gets all workers' parts at once.
         self._order = [(worker + 1 + place) % len(spans) for place in range(len(spans))]
 
     def ready(
@@ -217,7 +217,7 @@ class ShardedExchange(Exchange):
         return begin
 
     def _reach(self, worker: int, endpoint: Endpoint) -> None:
-        """Require that another worker's host accepts a connection to its shard."""
+        """Require that a worker's host accepts a connection to its shard."""
         try:
             socket.create_connection((endpoint.host, endpoint.port), REACH_SECONDS).close()
         except OSError as error:

@@ -1,8 +1,8 @@
 """Strategies for one window of local training, and for the update that is sent for it.
 
 * If all workers take one step together, each sends a gradient and receives the mean of all.
-* If workers step independently, each sends the change of its weights. It continues from the center, or from
-  its own weights.
+* If workers step independently, each sends the change of its weights, and continues from the center.
+* With an elastic rule, each sends the rule's pull on its weights, and continues from its own weights.
 """
 
 from __future__ import annotations

@@ -75,12 +75,13 @@ class TaskRows(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RddRows(TaskRows):
-    """Tuples of an RDD.
+    """Rows of an RDD.
 
     Attributes:
         schema: the schema that every row has to match.
         part: the part that the rows belong to.
-        place: the unit that a task's index counts: "partition", or "worker" if a worker has several of them.
+        place: the unit that a task's index counts: "partition", or "worker" if a worker has several
+            partitions.
         split: the fraction of the rows that is moved to the validation part.
         split_seed: the seed of the random choice of these rows.
     """

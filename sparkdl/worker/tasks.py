@@ -54,7 +54,8 @@ class TaskCall:
         context: Spark's TaskContext; a BarrierTaskContext in a barrier stage.
         endpoint: the run's endpoint, if there is one.
         generation: the number of the generation (the start of the worker group) that the task belongs to.
-        shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a file.
+        shared: holds the values that all tasks share, as ``value``: a broadcast variable, or a
+            ``preflight.Shared``.
     """
 
     context: Any
@@ -83,8 +84,9 @@ class Task(ABC, Generic[R_co]):
 
     Attributes:
         uses_keras: whether the task needs Keras.
-        spread: whether each task has to use the GPU chosen for it, so that tasks are spread over the
-            machine's GPUs; else a reused Python process keeps the GPU that it is bound to.
+        spread: if Spark gives the tasks no GPUs, whether each task has to use the GPU chosen for it, so that
+            tasks are spread over the machine's GPUs; else a reused Python process keeps the GPU that it is
+            bound to.
     """
 
     uses_keras: ClassVar[bool] = True
@@ -146,7 +148,7 @@ class DealTask(Task[tuple[int, Block]]):
     Attributes:
         rows: the rows.
         num_workers: the number of workers.
-        seed: the seed of the rows' order; None deals by index.
+        seed: the seed of the rows' order; None deals round-robin by index.
     """
 
     rows: RddRows

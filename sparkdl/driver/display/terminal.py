@@ -43,7 +43,7 @@ class BarDisplay(Display):
             redirect_stderr=error is not None and error.isatty(),
         )
         self.task: TaskID | None = None
-        self.handlers: list[tuple[Any, Any]] = []  # logging handlers, each with its own stream
+        self.handlers: list[tuple[Any, Any]] = []  # logging handlers, each with the stream to restore
 
     def note(self, text: str) -> None:
         """Print the line above the bar."""

@@ -98,7 +98,7 @@ def prepare_backend(threads: int) -> None:
 
 
 def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
-    """Return a Table for each trainable variable if workers may exchange gradients with slices; else ()."""
+    """Return a Table for each trainable variable in synchronous/"batch" on TensorFlow, otherwise ()."""
     return tables_of(layout) if joint and _backend() == "tensorflow" else ()
 
 

@@ -1,4 +1,4 @@
-"""The interface between a worker's loop and a model, for every backend of Keras."""
+"""The interface between a worker's loop and a model, for every supported backend."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class JaxReplica:
     ) -> tuple[Any, State]:
         if mean is not None:
             state = self._apply_gradient(state, progress, mean)
-        assert self._capture is not None  # noqa: S101 - joint replicas have one
+        assert self._capture is not None  # noqa: S101 - joint replicas have a Capture
         with self._capture.in_place(), self._following(progress), watched(scale) as watch:
             _, (_, other, gradients, metrics) = self._model.train_step(state, data)
         after = state[0], other, state[2], metrics

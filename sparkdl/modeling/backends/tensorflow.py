@@ -62,7 +62,7 @@ def _tensors(arguments: tuple[Any, ...]) -> Any:
 def _specs(arguments: tuple[Any, ...], *, sized: bool) -> Any:
     """Return the arguments with a TensorSpec in place of each array.
 
-    Unless ``sized``, it accepts any number of rows.
+    Unless ``sized``, the specs accept any number of rows.
     """
 
     def spec(part: Any) -> Any:
@@ -93,8 +93,9 @@ def _tensor(array: Array) -> Any:
 class TensorFlowReplica(StatefulReplica):
     """A replica on TensorFlow.
 
-    As in Keras's own steps, the gradient of a variable in which a batch looks up rows is IndexedSlices. It
-    is made dense if the optimizer refuses slices, or if the slices are too large to be exchanged.
+    As in Keras's own steps, the gradient of a variable in which a batch looks up rows is IndexedSlices. If
+    workers exchange gradients, it is made dense if the optimizer refuses slices, or if the slices cannot be
+    exchanged, for example because they are too large.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:

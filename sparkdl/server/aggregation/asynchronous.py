@@ -40,7 +40,7 @@ class Asynchronous(Aggregation):
         self.decays = decays
         self.last: dict[int, int] = {}
         self.bound = bound
-        self.clocks: dict[int, int] = {}  # number of exchanges of each worker that is training
+        self.clocks: dict[int, int] = {}  # exchanges by worker; one that enters begins at the lowest
         self.given: Callable[[], Vector | None] = no_vector  # weak reference to the last copy of this center
         self.flights = 0  # exchanges whose body or outgoing center takes memory
 

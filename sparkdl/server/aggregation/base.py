@@ -46,7 +46,7 @@ class Aggregation(ABC):
         merged_late: number of late updates merged.
         late: number of late updates in the open round, which are merged when it closes.
         attempts: current attempt of each worker, where known.
-        staleness: number of merged updates by staleness, if updates are merged one at a time.
+        staleness: number of merged updates by staleness, if there are no rounds.
         latest_staleness: staleness of each worker's last merged update.
         broken: True if counting an update failed half-way. Nothing is merged until ``restore``.
         pool: memory for the vectors of exchanges.
@@ -131,11 +131,11 @@ class Aggregation(ABC):
         """
 
     def ledger(self) -> dict[int, int]:
-        """Return the last counted update of each worker, if updates are merged one at a time."""
+        """Return the last counted update of each worker, if there are no rounds."""
         return {}
 
     def restore_ledger(self, ledger: dict[int, int]) -> None:
-        """Continue after these updates, if updates are merged one at a time."""
+        """Continue after these updates, if there are no rounds."""
 
     def reach(self, parameters: Vector) -> None:
         """Take the center of a snapshot that all replicas have reached, if workers have replicas."""
@@ -209,7 +209,8 @@ def check_current(aggregation: Aggregation, update: Update) -> None:
     """Refuse an update whose generation has ended or whose attempt was superseded or lost.
 
     Raises:
-        RefusedError: the update is refused, or nothing can be merged any more.
+        RefusedError: the run or the generation has ended, the worker was lost, a newer attempt has replaced
+            this one, or a merge has failed half-way.
     """
     if aggregation.generation < 0:
         raise RefusedError(410, "The run has ended.")

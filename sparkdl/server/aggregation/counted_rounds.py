@@ -9,7 +9,7 @@ from sparkdl.transport.messages import Update
 class CountedRounds(GradientRounds):
     """Rounds of gradients without parameters: the endpoint counts updates and averages the statistics.
 
-    Workers average the parameters themselves (see ``worker.shards``), before they receive the reply of a
+    Workers average the gradients themselves (see ``worker.shards``), before they receive the reply of a
     round, which has no parameters.
     """
 

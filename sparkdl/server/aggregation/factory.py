@@ -29,8 +29,9 @@ class AggregationSpec:
         rule: merge rule for deltas.
         staleness: in modes without rounds, maximum number of exchanges that a worker may be ahead of the
             slowest one; None: no limit.
-        hybrid: conditions under which a round closes without some of its workers; None: never.
-        tables: sizes of the trainable variables, if gradients with slices may be merged; otherwise empty.
+        hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
+            are not lost.
+        tables: the trainable variables as tables, if gradients with slices may be merged; otherwise empty.
         sharded: True if workers average gradients among themselves.
     """
 

@@ -23,8 +23,9 @@ class GradientRounds(SynchronousRounds):
         parameters: trainable variables of the center.
         statistics: moving statistics.
         num_workers: number of workers that send updates.
-        hybrid: conditions under which a round closes without some of its workers; None: never.
-        tables: trainable variables, if gradients may have slices.
+        hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
+            are not lost.
+        tables: the trainable variables as tables, if gradients may have slices; otherwise empty.
     """
 
     has_replicas = True
@@ -49,7 +50,7 @@ class GradientRounds(SynchronousRounds):
         return max(limits.LEAST_KEPT, limits.KEPT_BYTES // (4 * (words + len(self.statistics)) or 1))
 
     def body_bytes(self) -> int:
-        """Return the size of an update's sections in bytes, estimated from the longest gradient so far."""
+        """Return the size of an update's sections in bytes; with slices, that of the longest so far."""
         return 4 * (self.words + len(self.statistics)) if self.words else super().body_bytes()
 
     def takes(self, words: int, *, sliced: bool) -> bool:

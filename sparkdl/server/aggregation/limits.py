@@ -11,7 +11,8 @@ LEAST_EARLY = 2
 KEPT_BYTES = 64 << 20
 # Minimum number of mean gradients that hybrid rounds keep, whatever their size.
 LEAST_KEPT = 4
-# In hybrid rounds, a body of any size may be read while at most this many other bodies are being read.
+# In hybrid rounds, a body of any size may be read while few other bodies are being read: at most this many,
+# and at most as many as there are workers beyond the quorum.
 STRAGGLERS = 3
 # Number of elements of a hogwild center that one lock guards.
 STRIPE = 1 << 16

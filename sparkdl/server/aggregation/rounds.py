@@ -41,7 +41,7 @@ class SynchronousRounds(Aggregation):
 
     Attributes:
         round: number of the open round.
-        whole: True if the open round waits for all workers, hybrid or not.
+        whole: True if the open round waits for all workers, regardless of quorum and timeout.
         depth: number of rounds that a worker may be late in hybrid rounds; 0: no limit.
         awaited: workers whose update is not in the open round yet.
     """
@@ -135,7 +135,7 @@ class SynchronousRounds(Aggregation):
             return reply if counts else replace(reply, flags=reply.flags | Flag.DUPLICATE)
 
     def _admit(self, update: Update) -> bool:
-        """Wait until the update's body may be read. Return False if the update is late or already counted."""
+        """Wait until the update's body may be read. Return False if the update was accepted before."""
         with self.changed:
             if update.sequence > self.round:
                 raise RefusedError(
@@ -244,7 +244,7 @@ class SynchronousRounds(Aggregation):
         return bool(enough) and (not self.depth or self._answered_by_all() >= self.round - self.depth)
 
     def _answered_by_all(self) -> int:
-        """Return the last round whose reply every present worker has received."""
+        """Return the last round whose reply was given to every present worker."""
         return min(sequence for worker, sequence in self.answered.items() if worker not in self.absent)
 
     def _close(self, control: Control) -> None:
@@ -298,4 +298,4 @@ class SynchronousRounds(Aggregation):
 
     @abstractmethod
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
-        """Apply the means of a round, which are empty if no worker had rows, and complete its reply."""
+        """Apply a round's reduced sections, which are empty if no worker had rows, and complete its reply."""

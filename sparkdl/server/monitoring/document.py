@@ -1,4 +1,4 @@
-"""The HTML document of a run: the live page, a report that is saved as a file, or the page without access."""
+"""The HTML documents of a run: the live page, a report that is saved as a file, and a refusal of access."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def closed(refusal: str) -> str:
     """Return the page for a browser that may not see the run.
 
     Args:
-        refusal: why, and what to do.
+        refusal: the reason, and what to do.
     """
     body = _filled("page.closed.html", {"refusal": html.escape(refusal)})
     return _in_shell("sparkdl: this page is not open", body)
@@ -76,7 +76,7 @@ def _in_shell(title: str, body: str) -> str:
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
     """Return a file of this package with its placeholders replaced."""
-    # In one pass, because a part may contain what looks like a placeholder, such as "{style}".
+    # In one pass, because a part may contain text like a placeholder, such as "{style}".
     return re.sub(r"\{([a-z]+)\}", lambda found: parts[found[1]], _text(name))
 
 

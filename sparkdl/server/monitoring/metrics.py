@@ -1,8 +1,8 @@
 """Metrics of a run in Prometheus's text format, which the endpoint serves at ``/metrics``.
 
-A scrape reads the coordinator's own counts, through a registry of its own. Nothing is registered
-in prometheus_client's global registry, so nothing of a fit outlives it. The package is optional and
-is imported here only.
+A scrape reads the coordinator's own counts, through a registry that only this scrape uses. Nothing is
+registered in prometheus_client's global registry, so nothing of a fit outlives it. The package is optional
+and is imported here only.
 """
 
 from __future__ import annotations

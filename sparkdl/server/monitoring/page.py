@@ -2,7 +2,7 @@
 
 * ``GET  /``             HTML: the page, or with status 401 how to open it;
 * ``GET  /state``        JSON: all values of the run's record;
-* ``GET  /events``       Server-Sent Events: the values, then what is new, once per second;
+* ``GET  /events``       Server-Sent Events: the values, then what is new, at most once per second;
 * ``GET  /plotly.js``    JavaScript: the chart library of the plotly package, if it is installed;
 * ``POST /stop``         JSON: end training, ``{"when": "now"}`` or ``{"when": "epoch"}``;
 * ``POST /link``         JSON: a link for another viewer.
@@ -48,7 +48,7 @@ class Page:
 
     Args:
         record: the record of the run.
-        run: the bytes that identify the run. A browser sends the cookies of a host to all ports, so that the
+        run: the bytes that identify the run. A browser sends the cookies of a host to all ports, so the
             cookie's name has to tell two runs apart.
     """
 
@@ -88,7 +88,8 @@ class Page:
             an HTML page that says so.
 
         Raises:
-            RefusedError: there is neither a session nor such a link, or the CSRF token is wrong.
+            RefusedError: a path other than ``/`` is requested without a session, or the CSRF token is missing
+                or wrong.
         """
         opens = flask.request.path == "/"
         if not self._has_session() and not (opens and self._use_key()):
@@ -184,7 +185,7 @@ class Page:
         """Record that training should end.
 
         Raises:
-            RefusedError: the request does not say when.
+            RefusedError: the body is empty, too long or malformed, or does not say when.
         """
         if not 0 < (flask.request.content_length or 0) <= BODY_BYTES:
             raise RefusedError(400, f"Expected a JSON body of at most {BODY_BYTES} bytes.")

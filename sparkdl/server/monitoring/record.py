@@ -1,9 +1,9 @@
 """The record of a run for observers: progress, results, workers and events, of bounded size.
 
-The driver's thread writes the record. The threads of the live page read it, and store the viewers' requests
-to stop.
-A reader gets all values once, and then only what is new since its *cursor*. The table of the workers is
-computed once per second, regardless of the number of readers.
+The driver's thread writes the record. The threads of the live page read it, and add the viewers' requests to
+stop. A reader gets all values once. Later it gets only the epochs, points and events since its *cursor*, and
+the present state. The table of the workers is computed about once per second, regardless of the number of
+readers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Run(Protocol):
 
     @property
     def latest_staleness(self) -> Mapping[int, int]:
-        """The staleness of each worker's last merged update, if updates are merged one at a time."""
+        """The staleness of each worker's last merged update; empty in rounds."""
 
 
 class ByteCounts(Protocol):
@@ -99,7 +99,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Return the cursor with this text; the beginning for any other text."""
+        """Return the cursor with this text; if the text is not a cursor, the initial cursor."""
         parts = text.split(".")
         if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 16 for part in parts):
             return cls()
@@ -216,7 +216,7 @@ class RunRecord:
             self._publish()
 
     def settle(self, run: Run, sizes: ByteCounts) -> None:
-        """Record the last heartbeat of each worker. The caller waits until all workers have left.
+        """Record the last heartbeat of each worker, once the workers have left or the run has failed.
 
         The speed of a worker is then its mean over the run. Rows of an epoch that the run did not begin are
         left out: asynchronous workers may train them while the driver stops the run.
