@@ -26,9 +26,9 @@ class Plan:
 
     Attributes:
         title: the model and the cluster, in one line.
-        rows: an estimate for each number of workers and setting. ``traffic`` is in bytes, ``exchange``,
-            ``batch`` and ``needed`` in seconds; a ``frequency`` of 1 is ``"batch"``.
-        compute: the seconds of computation of a batch; None if they were not given.
+        rows: an estimate for each number of workers and setting. Of its attributes, ``exchange``, ``batch``
+            and ``needed`` are seconds, ``traffic`` is in bytes; a ``frequency`` of 1 is ``"batch"``.
+        compute: the seconds in which one process computes a batch; None if they were not given.
         advice: a recommendation for each number of workers, a line each.
     """
 
@@ -71,8 +71,8 @@ def _columns(compute: float | None) -> dict[str, Callable[[Estimate, float], str
         "mode": lambda row, _: row.mode,
         "frequency": lambda row, _: '"batch"' if row.frequency == 1 else str(row.frequency),
         "placement": lambda row, _: f'"{row.placement}"',
-        "MB per batch": lambda row, _: f"{row.traffic / 1e6:.3g}",
         "exchange": lambda row, _: seconds_text(row.exchange),
+        "MB per batch": lambda row, _: f"{row.traffic / 1e6:.3g}",
         **(unknown if compute is None else known),
     }
 
@@ -109,8 +109,10 @@ def plan(
             for each worker.
         bandwidth: bits per second of a host's network link, in each direction. The default is 10 Gbit/s.
         latency: seconds that a message travels from host to host.
-        batch_seconds: seconds in which one worker computes a batch, without exchanges. Without them the plan
-            shows from which time on exchanges are cheap, but recommends no frequency.
+        batch_seconds: seconds in which one process computes a batch, on the hardware of a worker. In
+            synchronous mode with ``frequency="batch"`` each worker computes its share of a batch, in its
+            share of the time. Without ``batch_seconds`` the plan shows from which time on exchanges are
+            cheap, but recommends no frequency.
 
     Returns:
         The plan. ``print`` shows it as a table.
@@ -210,5 +212,5 @@ def _advice(rows: list[Estimate], compute: float | None) -> str:
 
 def _speedup(row: Estimate, compute: float) -> str:
     """Return the rows per second of all workers, divided by those of one process without exchanges."""
-    times = row.num_workers * compute / row.batch
+    times = compute / row.batch
     return f"{times:,.0f}" if times >= 10 else f"{times:.2g}"

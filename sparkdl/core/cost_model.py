@@ -51,15 +51,19 @@ class Cluster:
 class Estimate(NamedTuple):
     """The estimated time and traffic of a setting.
 
+    A batch has ``batch_size`` rows. In synchronous mode with frequency 1 all workers share one batch; else
+    each worker computes batches of its own.
+
     Attributes:
         num_workers: number of workers.
         mode: "synchronous" or "asynchronous". Hogwild takes as long as asynchronous.
         frequency: batches per exchange; 1 is ``frequency="batch"``.
         placement: "driver" or "executors".
-        traffic: bytes that a worker sends and receives per batch.
         exchange: seconds of an exchange; if asynchronous, of one that no other worker slows down.
-        batch: seconds from one batch of a worker to its next one, exchanges included.
-        needed: seconds of computation per batch from which on computation takes EFFICIENCY of the time.
+        batch: seconds in which all workers together process a batch, on average, exchanges included.
+        traffic: bytes that each worker sends and receives in that time.
+        needed: seconds of computation of a batch in one process from which on computation takes EFFICIENCY of
+            the workers' time.
         limit: what takes the largest part of the time.
     """
 
@@ -67,9 +71,9 @@ class Estimate(NamedTuple):
     mode: str
     frequency: int
     placement: str
-    traffic: float
     exchange: float
     batch: float
+    traffic: float
     needed: float
     limit: str
 
@@ -81,7 +85,7 @@ def estimate(
 
     Args:
         nbytes: bytes of an update: a gradient, or the change of all weights.
-        compute: seconds in which a worker computes a batch.
+        compute: seconds in which one process computes a batch.
         cluster: the workers and their network.
         mode: "synchronous" or "asynchronous".
         frequency: batches per exchange.
@@ -95,7 +99,10 @@ def estimate(
         # Updates arrive while replies leave: each direction of the link is busy for half of an exchange.
         shared = _parts(nbytes, placement, cluster)
         busy = shared | {LINK[placement]: shared[LINK[placement]] / 2, LATENCY: 0.0}
-    window, least = frequency * compute, max(busy.values())
+    # Batches between the exchanges of a worker: those that it computes, and those of all workers.
+    own = 1 / cluster.num_workers if together and frequency == 1 else frequency
+    all_workers = own * cluster.num_workers
+    window, least = own * compute, max(busy.values())
     limits = {"computation": window, **parts} if window + exchange >= least else busy
     away = 1 - 1 / cluster.hosts if placement == "executors" else 1.0
     return Estimate(
@@ -103,10 +110,10 @@ def estimate(
         mode,
         frequency,
         placement,
-        traffic=2 * nbytes * away / frequency,
         exchange=exchange,
-        batch=max(window + exchange, least) / frequency,
-        needed=max(exchange * EFFICIENCY / (1 - EFFICIENCY), EFFICIENCY * least) / frequency,
+        batch=max(window + exchange, least) / all_workers,
+        traffic=2 * nbytes * away / all_workers,
+        needed=max(exchange * EFFICIENCY / (1 - EFFICIENCY), EFFICIENCY * least) / own,
         limit=max(limits, key=limits.__getitem__),
     )
 

@@ -28,7 +28,7 @@ def test_a_fast_network_needs_no_change_and_a_slow_one_fewer_exchanges():
     (fast,) = sparkdl.plan(model, num_workers=4, bandwidth=100e9, batch_seconds=1).advice
     assert 'placement="driver"' in fast
     assert "Faster" not in fast
-    (middle,) = sparkdl.plan(model, num_workers=8, bandwidth=1e9, batch_seconds=1).advice
+    (middle,) = sparkdl.plan(model, num_workers=8, bandwidth=10e9, batch_seconds=1).advice
     assert 'placement="executors"' in middle
     assert "Faster" not in middle
     (slow,) = sparkdl.plan(model, num_workers=8, bandwidth=1e9, batch_seconds=0.1).advice

@@ -28,10 +28,8 @@ clusters = st.builds(
 
 
 @given(settings, sizes, seconds, clusters, st.integers(1, 512))
-def test_more_bytes_slower_links_and_more_workers_never_save_time(
-    setting, nbytes, compute, cluster, frequency
-):
-    """An estimate does not fall with the bytes, the latency or the workers, nor rise with the bandwidth."""
+def test_more_bytes_and_slower_links_never_save_time(setting, nbytes, compute, cluster, frequency):
+    """An estimate does not fall with the bytes or the latency, nor rise with the bandwidth."""
     mode, placement = setting
 
     def batch(nbytes, cluster):
@@ -39,23 +37,30 @@ def test_more_bytes_slower_links_and_more_workers_never_save_time(
 
     usual = batch(nbytes, cluster)
     slack = 1 + 1e-12
-    assert usual >= compute / slack
+    assert usual >= compute / cluster.num_workers / slack
     assert batch(2 * nbytes, cluster) >= usual / slack
     assert batch(nbytes, replace(cluster, bandwidth=2 * cluster.bandwidth)) <= usual * slack
     assert batch(nbytes, replace(cluster, latency=cluster.latency + 1e-3)) >= usual / slack
+
+
+@given(settings, sizes, seconds, clusters)
+def test_an_exchange_of_more_workers_takes_no_less_time(setting, nbytes, compute, cluster):
+    """Twice the workers on twice the hosts do not make an exchange faster."""
+    mode, placement = setting
     more = replace(cluster, num_workers=2 * cluster.num_workers, hosts=2 * cluster.hosts)
-    assert batch(nbytes, more) >= usual / slack
+    few, many = (estimate(nbytes, compute, each, mode, placement=placement) for each in (cluster, more))
+    assert many.exchange >= few.exchange
 
 
 @given(settings, sizes, seconds, clusters, st.integers(1, 512))
 def test_computation_of_the_needed_length_takes_the_promised_share(
     setting, nbytes, compute, cluster, frequency
 ):
-    """With a batch of ``needed`` seconds, a worker computes for EFFICIENCY of the time."""
+    """With a batch of ``needed`` seconds, workers compute for EFFICIENCY of the time."""
     mode, placement = setting
     needed = estimate(nbytes, compute, cluster, mode, frequency=frequency, placement=placement).needed
     there = estimate(nbytes, needed, cluster, mode, frequency=frequency, placement=placement)
-    assert needed / there.batch == pytest.approx(EFFICIENCY)
+    assert needed / cluster.num_workers / there.batch == pytest.approx(EFFICIENCY)
 
 
 @given(st.sampled_from(MODES), sizes, seconds, clusters)
@@ -69,7 +74,7 @@ def test_the_suggested_frequency_is_the_least_power_of_two(mode, nbytes, compute
 
 
 def simulated(nbytes: int, compute: float, cluster: Cluster, frequency: int) -> float:
-    """Return the seconds of a batch of asynchronous workers, by simulating 50 exchanges of each.
+    """Return the seconds in which asynchronous workers process a batch, by simulating 50 exchanges of each.
 
     An update crosses the driver's link, is merged while it arrives, and the reply crosses the link in the
     other direction. Both directions and the processor serve one exchange at a time, in order of arrival.
@@ -86,7 +91,7 @@ def simulated(nbytes: int, compute: float, cluster: Cluster, frequency: int) -> 
         leaving = max(arriving, merged, leaving) + crossing
         if turn + 1 < turns:
             heapq.heappush(ready, (leaving + window, turn + 1))
-    return leaving / turns / frequency
+    return leaving / turns / frequency / cluster.num_workers
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8, 32, 125, 1000])
