@@ -170,7 +170,7 @@ class FitRun:
                     snapshot = self._interrupted(store, group)
                     self.record.settle(store, self.traffic)
                     self.record.finish("failed", reason_of(error))
-                    self._record(store, group)
+                    self._record(store)
                     self._load(snapshot, store)
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
@@ -179,7 +179,7 @@ class FitRun:
         optimizers.finalize(request.model, self.driver.variables.trainable)
         if isinstance(store, Coordinator):
             self.carried = CarriedState(store.snapshot.states, store.snapshot.rule)
-        self._record(store, group)
+        self._record(store)
         before = self.checkpoints.digests()
         self.callbacks.end(logs)
         self.checkpoints.keep_last(store, logs, before)
@@ -430,11 +430,11 @@ class FitRun:
         """Return the training rows of each worker; zeros until they are known."""
         return store.plans[0].rows if store.plans else (0,) * self.num_workers
 
-    def _record(self, store: Store, group: WorkerGroup) -> None:
+    def _record(self, store: Store) -> None:
         """Record the counts of the run in its History."""
         counts = self.traffic.summary() | store.summary()
         dropped = counts.pop("dropped", None)
-        self.training.update(counts, restarts=group.lost)
+        self.training.update(counts, restarts=store.restarts)
         if isinstance(dropped, dict) and dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Late updates were not merged (%s).", workers)

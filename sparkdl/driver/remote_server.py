@@ -54,6 +54,7 @@ class RemoteCoordinator:
     staleness: tuple[int, ...] = ()
     latest_staleness: Mapping[int, int] = MappingProxyType({})
     intervals: tuple[tuple[int, Interval], ...] = ()
+    restarts = 0  # as in GroupCoordinator
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask

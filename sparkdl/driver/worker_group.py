@@ -50,7 +50,6 @@ class WorkerGroup:
     on_event: Callable[[str, str], object] = no_event
     of_rows: bool = False
     job: Job | None = None
-    lost: int = 0
     failures: int = 0
     shipped: bool = False
     stale: int = 0
@@ -128,7 +127,7 @@ class WorkerGroup:
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
             self.failures += 1
-            self.lost += 1
+            self.store.restarts += 1
             self.cancel()
             self.store.restart()
             text = (

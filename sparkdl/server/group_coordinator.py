@@ -35,7 +35,10 @@ class GroupCoordinator(ABC):
     Attributes:
         state: state shared by the parts of the coordinator.
         membership: the workers that take part.
+        restarts: number of restarts of the worker group after a worker was lost; the driver counts them.
     """
+
+    restarts = 0
 
     def __init__(self, shape: GroupSpec, aggregation: Aggregation) -> None:
         self.shape, self.aggregation = shape, aggregation

@@ -208,6 +208,7 @@ class Asynchronous(Aggregation):
             share = window_share(self.decays, update.steps, self.working)
             self.statistics = self.statistics + share * (update.statistics - self.statistics)
         self.version += 1
+        self.merges += 1
 
 
 def no_vector() -> None:

@@ -38,6 +38,7 @@ class Aggregation(ABC):
         statistics: moving statistics.
         version: number of changes of the center: merged updates or rounds, and calls of
             ``replace``.
+        merges: number of merged updates or rounds, with those that a restart rolled back.
         state: state of the rule.
         losses: mean loss of each update or round counted since the losses were last taken, and nan
             for each update that was rejected by ``Screening``.
@@ -60,7 +61,7 @@ class Aggregation(ABC):
         self.parameters, self.statistics = parameters, statistics
         self.num_workers = self.working = num_workers
         self.absent: set[int] = set()
-        self.version = 0
+        self.version = self.merges = 0
         self.generation = 0
         self.state: Any = None
         self.losses: list[float] = []

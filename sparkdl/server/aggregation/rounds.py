@@ -250,6 +250,7 @@ class SynchronousRounds(Aggregation):
     def _close(self, control: Control) -> None:
         parameters, statistics = (reduction.result() for reduction in self.reductions)
         self.version += 1
+        self.merges += 1
         self.losses.append(self.loss / (self.weight or 1))
         reply = self._conclude(parameters, statistics, control(True))
         self.replies[self.round] = reply

@@ -33,10 +33,13 @@ COUNTERS = {
     "returned": ("returned_workers", "Lost workers that came back."),
     "late_merged": ("late_merged_updates", "Updates that missed their round and were merged later."),
     "late_dropped": ("late_dropped_updates", "Updates that missed their round and were not merged."),
-    "restarts": ("restarts", "Restarts of all workers."),
+    "restarts": ("restarts", "Restarts of all workers after one was lost."),
     "bytes_received": ("received_bytes", "Bytes of updates."),
     "bytes_sent": ("sent_bytes", "Bytes of replies to updates."),
-    "refused_requests": ("refused_requests", "Requests that were answered with an error."),
+    "refused_requests": (
+        "refused_requests",
+        "Requests that were refused or failed, except those of the live page.",
+    ),
 }
 
 
@@ -112,7 +115,7 @@ def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metr
         **traffic,
         # Without the late updates of the open round, which will be merged: a counter never falls.
         "late_dropped": store.aggregation.dropped.total(),
-        "restarts": store.generation - 1,
+        "restarts": store.restarts,
     }
     for name, (metric, text) in COUNTERS.items():
         yield CounterMetricFamily(f"sparkdl_{metric}", text, counts[name])
@@ -155,7 +158,7 @@ def _progress(store: Coordinator) -> Iterator[Metric]:
     rows = sum(plan.epoch_rows for plan in store.plans)
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
     yield CounterMetricFamily(
-        "sparkdl_merges", "Rounds or updates that were merged.", store.aggregation.version
+        "sparkdl_merges", "Rounds or updates that were merged.", store.aggregation.merges
     )
     for loss in store.aggregation.losses[-1:] or store.epochs.last_losses:
         yield GaugeMetricFamily("sparkdl_loss", "Mean training loss of the last round or update.", loss)

@@ -112,4 +112,4 @@ def test_a_restart_is_logged_with_the_point_that_workers_continue_from(caplog, m
 
     text = f"A worker was lost; the workers restart (1 of 3) and continue {point}: Worker 0 died."
     assert [text] == caplog.messages
-    assert 2 == store.generation
+    assert (2, 1) == (store.generation, store.restarts)

@@ -59,6 +59,17 @@ def test_a_scrape_has_the_counts_and_the_progress_of_a_run():
     assert 0 <= samples["sparkdl_worker_silence_seconds", "0"] < 60
 
 
+def test_a_restart_and_new_weights_leave_the_merges_as_they_are():
+    """A round that was rolled back still counts, and neither a restart nor weights from a callback do."""
+    store = begun(store_of(workers=1, joint=False))
+    push(store, 0, np.ones(5))
+    store.restart()
+    store.replace(np.zeros(5, np.float32), np.zeros(0, np.float32))
+    samples = scraped(store)
+
+    assert (1, 0) == (samples["sparkdl_merges_total",], samples["sparkdl_restarts_total",])
+
+
 def test_the_last_loss_stays_after_an_epoch():
     """At an epoch's end the driver takes the losses, and the last one can still be read."""
     store = begun(store_of("asynchronous", workers=1))
