@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
 # Arguments of ``fit`` that are not logged as parameters.
 UNLOGGED = {"x", "y", "validation_data", "callbacks", "verbose", "decode"}
+# Arguments of ``mlflow.keras.autolog`` that have no effect here. MLflow itself ignores the first one.
+UNUSED = {"log_input_examples", "silent", "disable_for_unsupported_versions"}
 _chosen: dict[str, Any] = {}  # the settings given to ``autolog``; empty: off
 
 
@@ -39,10 +41,12 @@ def autolog(*, disable: bool = False, **settings: Any) -> None:
 
     Args:
         disable: whether to turn logging off.
-        settings: arguments of ``mlflow.keras.autolog``, such as ``log_models=False``.
+        settings: arguments of ``mlflow.keras.autolog``, such as ``log_models=False``, except
+            ``log_input_examples`` (which has no effect there either), ``silent`` and
+            ``disable_for_unsupported_versions``.
 
     Raises:
-        ConfigError: MLflow is not installed, or its function has no such argument.
+        ConfigError: MLflow is not installed, or there is no such argument.
 
     Example:
         >>> sparkdl.mlflow.autolog(log_models=False)  # doctest: +SKIP
@@ -51,7 +55,7 @@ def autolog(*, disable: bool = False, **settings: Any) -> None:
     unknown = settings.keys() - known.keys()
     if unknown:
         raise ConfigError(
-            f"autolog should get arguments of mlflow.keras.autolog ({', '.join(known)}); got "
+            f"autolog should get these arguments of mlflow.keras.autolog: {', '.join(known)}; got "
             f"{', '.join(sorted(unknown))}. Leave them out."
         )
     _chosen.clear()
@@ -60,7 +64,7 @@ def autolog(*, disable: bool = False, **settings: Any) -> None:
 
 
 def _default_settings() -> dict[str, Any]:
-    """Return the arguments of ``mlflow.keras.autolog`` with their defaults.
+    """Return the arguments of ``mlflow.keras.autolog`` with their defaults, without those in ``UNUSED``.
 
     Raises:
         ConfigError: MLflow is not installed.
@@ -71,7 +75,8 @@ def _default_settings() -> dict[str, Any]:
         raise ConfigError(
             f"sparkdl.mlflow needs MLflow, but importing it failed: {error}. Run pip install mlflow."
         ) from error
-    return {name: each.default for name, each in inspect.signature(original).parameters.items()}
+    parameters = inspect.signature(original).parameters.items()
+    return {name: each.default for name, each in parameters if name not in UNUSED}
 
 
 @contextmanager
@@ -82,8 +87,8 @@ def logged(request: Request, arguments: FitArguments) -> Iterator[None]:
         request: the request of the fit, which gets MLflow's callback.
         arguments: the arguments of the fit.
     """
-    settings = _settings()
-    if not settings or _is_excluded(request, exclusive=settings.get("exclusive", False)):
+    settings = _attempt("say whether it logs the fit", lambda: _settings_for(request))
+    if not settings:
         yield
         return
     fit, status = _LoggedFit(settings, request), "FAILED"
@@ -94,6 +99,13 @@ def logged(request: Request, arguments: FitArguments) -> Iterator[None]:
         status = "FINISHED"
     finally:
         fit.end(status)
+
+
+def _settings_for(request: Request) -> dict[str, Any]:
+    """Return the settings of the autologging that logs a fit; empty if none does."""
+    settings = _settings()
+    excluded = settings and _is_excluded(request, exclusive=settings.get("exclusive", False))
+    return {} if excluded else settings
 
 
 def _settings() -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """MLflow's autologging logs a fit as it logs one of plain Keras; read back from its file store."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 import sparkdl.mlflow
 from sparkdl import SparkModel
+from sparkdl.api import tracking
 from sparkdl.errors import ConfigError
 from sparkdl.ml import KerasEstimator
 
@@ -133,10 +136,16 @@ def test_our_own_switch_leaves_keras_alone(problem, mlflow, runs):
 
     (run,) = runs()
     assert [4, 8, 12] == [step for step, _ in steps_of(mlflow, run, "loss")]
-    with pytest.raises(
-        ConfigError, match=r"arguments of mlflow.keras.autolog \(log_every_epoch, .*got colour"
-    ):
-        sparkdl.mlflow.autolog(colour="red")
+
+
+@pytest.mark.parametrize(
+    "name", ["colour", "log_input_examples", "silent", "disable_for_unsupported_versions"]
+)
+def test_an_argument_without_effect_is_refused(mlflow, name):
+    """The error names the argument, and those that have an effect."""
+    message = f"these arguments of mlflow.keras.autolog: log_every_epoch, .*; got {name}. Leave them out."
+    with pytest.raises(ConfigError, match=message):
+        sparkdl.mlflow.autolog(**{name: True})
 
 
 def test_a_failed_fit_ends_its_run_as_failed(problem, mlflow, runs):
@@ -165,6 +174,25 @@ def test_an_error_of_mlflow_does_not_end_a_fit(problem, mlflow, tmp_path, caplog
     assert ["MLflow could not start a run, and the fit goes on without it"] == [
         each.split(":")[0] for each in warnings
     ]
+
+
+@pytest.mark.parametrize("name", ["active_run", "utils.autologging_utils.autologging_is_disabled"])
+def test_an_error_before_a_run_does_not_end_a_fit(mlflow, monkeypatch, caplog, name):
+    """If MLflow cannot say whether it logs a fit, one warning names the reason, and the fit is not logged."""
+    mlflow.keras.autolog()
+    request = SimpleNamespace(callbacks=[])
+
+    def fail(*arguments):
+        raise mlflow.MlflowException("broken store")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"mlflow.{name}", fail)
+        with tracking.logged(request, None):
+            pass
+
+    warning = "MLflow could not say whether it logs the fit, and the fit goes on without it: "
+    assert [] == request.callbacks
+    assert [warning] == [each.message.split("Mlflow")[0] for each in caplog.records if "goes" in each.message]
 
 
 @pytest.fixture
