@@ -114,7 +114,7 @@ def flatten(template: Template, value: Any) -> Iterator[Any]:
             yield from flatten(part, each)
     elif isinstance(template, Mapping):
         if not isinstance(value, Mapping) or value.keys() != template.keys():
-            raise TypeError(f"Expected a dict with {', '.join(map(repr, template))}.")
+            raise TypeError(f"Expected a dict with {', '.join(map(repr, template)) or 'no keys'}.")
         for name, part in template.items():
             yield from flatten(part, value[name])
 

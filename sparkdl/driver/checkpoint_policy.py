@@ -150,19 +150,22 @@ class FolderPolicy(CheckpointPolicy):
         state = store.aggregation.state
         try:
             packing.parts(state)
-            if self.resumed:
-                snapshot = self.resumed.snapshot
-                before = snapshot.before and replace(
-                    snapshot.before, rule=packing.like(state, snapshot.before.rule)
-                )
-                store.counters.update(self.resumed.counters)
-                snapshot = replace(snapshot, rule=packing.like(state, snapshot.rule), before=before)
-                store.resume(snapshot, self.resumed.held)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"The state of the rule {self.rule.name!r} cannot be saved in a checkpoint ({error}). Use "
                 "only dicts, lists, tuples, numbers, strings and arrays in it."
             ) from None
+        if self.resumed:
+            try:
+                snapshot = _with_state_like(state, self.resumed.snapshot)
+            except TypeError as error:
+                raise ConfigError(
+                    f"The state of the rule {self.rule.name!r} should have the same structure in the "
+                    f"checkpoint as in this run: {error} Use the rule's code of the first run, or start a "
+                    "new run with another folder and without resume."
+                ) from None
+            store.counters.update(self.resumed.counters)
+            store.resume(snapshot, self.resumed.held)
         self.checkpoints.start_from(store.snapshot)
 
     def restore_model(self) -> int | None:
@@ -292,6 +295,16 @@ def checkpoint_policy(
         fit.checkpoint, spark_internals.active_context(), fresh=not fit.resume, lease=request.lease
     )
     return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training)
+
+
+def _with_state_like(state: Any, snapshot: Snapshot) -> Snapshot:
+    """Return a saved snapshot with the rule's state in the structure of ``state``.
+
+    Raises:
+        TypeError: the saved state has a different structure.
+    """
+    before = snapshot.before and _with_state_like(state, snapshot.before)
+    return replace(snapshot, rule=packing.like(state, snapshot.rule), before=before)
 
 
 def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: int) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The last checkpoint of a run."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from sparkdl.driver.checkpoint_policy import FolderPolicy
+from sparkdl.errors import ConfigError
 from sparkdl.server.coordinator import Coordinator
+from sparkdl.server.state import Snapshot
 
 
 def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
@@ -19,6 +22,33 @@ def test_the_thread_ends_when_the_last_checkpoint_cannot_be_made():
         FolderPolicy.keep_last(policy, mock.Mock(spec=Coordinator, snapshot=None), {}, [])
 
     policy.checkpoints.close.assert_called_once_with()
+
+
+def in_snapshot(snapshot):
+    return snapshot
+
+
+def at_the_epochs_start(snapshot):
+    return replace(snapshot, rule={"momentum": 1.0}, before=snapshot)
+
+
+@pytest.mark.parametrize("place", [in_snapshot, at_the_epochs_start])
+@pytest.mark.parametrize(
+    ("state", "expected"), [({"momentum": 0.0}, "a dict with 'momentum'"), ({}, "a dict with no keys")]
+)
+def test_a_rules_state_of_another_structure_is_named(place, state, expected):
+    """A run whose rule has changed is told so, and the coordinator keeps its own state."""
+    saved = Snapshot(0, np.zeros(2, "f"), np.zeros(0, "f"), 1, 1.0, rule={"velocity": 1.0})
+    policy = mock.Mock(resumed=SimpleNamespace(snapshot=place(saved), counters={}))
+    policy.rule.name = "mine"
+    store = mock.Mock(**{"aggregation.state": state})
+    message = (
+        f"'mine' should have the same structure in .* this run: Expected {expected}. Use the rule's code"
+    )
+    with pytest.raises(ConfigError, match=message):
+        FolderPolicy.restore_store(policy, store)
+
+    store.resume.assert_not_called()
 
 
 @pytest.mark.parametrize("value", [0, 1, np.True_, "yes"])
