@@ -300,7 +300,7 @@ class UpdateSnapshots(Snapshots):
         )
 
     def end_update(self, reports: Reports) -> None:
-        """Make a snapshot if the number of merged updates is a multiple of one of ``snapshot_intervals``."""
+        """Make a snapshot if the center's version is a multiple of one of ``snapshot_intervals``."""
         if any(not self.aggregation.version % every for every in self.shape.snapshot_intervals):
             self.request(reports)
 

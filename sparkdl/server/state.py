@@ -60,7 +60,7 @@ class RunSpec(GroupSpec):
         factor: multiplier of the learning rate, as a function of the number of completed epochs; None: 1.
         goes_on: True if the run continues without a lost worker, as long as others have rows.
         snapshot_intervals: intervals of snapshots within an epoch, in rounds of the epoch or, without rounds,
-            in updates of the run. Empty: only at the ends of epochs, and on request.
+            in versions of the center. Empty: only at the ends of epochs, and on request.
     """
 
     plan: Plan
