@@ -76,8 +76,13 @@ def _name(merge: str | Rule | None) -> str | None:
     return merge.name if usual else None
 
 
-def words_of(one: Shortfall) -> str:
-    """Return the text of a warning: the result in the study, and the settings that did better."""
+def words_of(one: Shortfall, mode: str) -> str:
+    """Return the text of a warning: the result in the study, and the settings that did better.
+
+    Args:
+        one: the result.
+        mode: the mode of the run.
+    """
     frequency = "N (batches)" if one.frequency == "n" else f'"{one.frequency}"'
     rule = f' and merge="{one.rule}"' if one.rule else ""
     optimizer = "an adaptive optimizer" if one.adaptive else "SGD"
@@ -86,9 +91,10 @@ def words_of(one: Shortfall) -> str:
         if one.points == inf
         else f"scored {one.points:.1f} points (hundredths of accuracy or R²) below plain Keras"
     )
+    also = ' This holds for mode="hogwild" too, which merges the same updates.' if mode == "hogwild" else ""
     return (
         'In the convergence study of sparkdl (the page "Which mode: the evidence" of its documentation), '
         f'mode="{one.mode}" with frequency={frequency}{rule}, {optimizer} and {one.workers} workers {ended} '
-        f'on the data set {one.problem}. mode="synchronous" with frequency="batch" matches plain Keras for '
-        "any number of workers."
+        f'on the data set {one.problem}.{also} mode="synchronous" with frequency="batch" matches plain '
+        "Keras for any number of workers."
     )

@@ -218,7 +218,7 @@ def known_shortfall(start: Start) -> str | None:
         workers=start.plan.working,
         adaptive=optimizers.adaptive(start.request.model),
     )
-    return None if below is None else words_of(below)
+    return None if below is None else words_of(below, config.mode.value)
 
 
 def idle_workers(start: Start) -> str | None:

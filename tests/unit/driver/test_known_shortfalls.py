@@ -70,10 +70,19 @@ def test_a_rule_as_an_object_is_warned_of_where_its_settings_are_the_usual():
 
 @pytest.mark.parametrize(("points", "said"), [(float("inf"), "diverged"), (2.5, "scored 2.5 points")])
 def test_a_warning_says_what_was_seen_and_what_does_better(points, said):
-    words = words_of(Shortfall("synchronous", "n", "sum", False, 8, points, "tabular"))
+    words = words_of(Shortfall("synchronous", "n", "sum", False, 8, points, "tabular"), "synchronous")
 
     assert said in words
     assert 'merge="sum"' in words
     assert 'frequency="batch"' in words
     assert 'the page "Which mode: the evidence" of its documentation' in words
     assert ".md" not in words
+    assert "hogwild" not in words
+
+
+def test_a_warning_about_hogwild_says_why_it_names_another_mode():
+    """The study ran asynchronous only, which merges the same updates, and the warning says so."""
+    below = asked("sum", mode="hogwild", adaptive=True)
+
+    assert "asynchronous" == below.mode
+    assert 'This holds for mode="hogwild" too, which merges' in words_of(below, "hogwild")
