@@ -198,7 +198,7 @@ class TrainConfig:
         if self.mode is not Mode.SYNCHRONOUS or self.window is None or self.placement is Placement.WORKER:
             raise ConfigError(
                 'recovery_every needs mode="synchronous", a frequency other than "epoch" and '
-                'placement="driver", since it makes snapshots between rounds of an epoch; got '
+                'placement="driver" or "executors", since it makes snapshots between rounds of an epoch; got '
                 f'mode="{self.mode.value}", frequency={self.frequency!r} and '
                 f'placement="{self.placement.value}". Leave recovery_every out.'
             )

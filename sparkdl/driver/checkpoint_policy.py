@@ -288,7 +288,7 @@ def checkpoint_policy(
         return CheckpointPolicy(request)
     if request.config.placement is Placement.WORKER:
         raise ConfigError(
-            'checkpoint needs placement="driver", since the driver writes checkpoints; got '
+            'checkpoint needs placement="driver" or "executors", since the driver writes checkpoints; got '
             'placement="worker". Leave one of them out.'
         )
     checkpoints = Checkpoints(

@@ -130,7 +130,8 @@ class FitRun:
         if savers and self.request.config.placement is Placement.WORKER:
             raise ConfigError(
                 f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights within an "
-                'epoch, which needs placement="driver"; got placement="worker". Set save_freq="epoch".'
+                'epoch, which needs placement="driver" or "executors"; got placement="worker". Set '
+                'save_freq="epoch".'
             )
 
     def execute(self) -> None:

@@ -193,8 +193,8 @@ def _require_traceable(fit: FitConfig, config: TrainConfig) -> None:
     """
     if fit.profile is not None and config.placement is Placement.WORKER:
         raise ConfigError(
-            'profile needs placement="driver", since the driver collects the trace; got placement="worker". '
-            "Leave profile out."
+            'profile needs placement="driver" or "executors", since the driver collects the trace; got '
+            'placement="worker". Leave profile out.'
         )
 
 

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.driver.checkpoint_policy import FolderPolicy
+from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
+from sparkdl.driver.checkpoint_policy import FolderPolicy, checkpoint_policy
 from sparkdl.errors import ConfigError
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import Snapshot
@@ -49,6 +50,13 @@ def test_a_rules_state_of_another_structure_is_named(place, state, expected):
         FolderPolicy.restore_store(policy, store)
 
     store.resume.assert_not_called()
+
+
+def test_a_checkpoint_needs_an_endpoint_on_the_driver(tmp_path):
+    """An endpoint in worker 0 is refused, and the error names the placements that write checkpoints."""
+    fit, config = FitConfig(checkpoint=CheckpointConfig(str(tmp_path))), TrainConfig(placement="worker")
+    with pytest.raises(ConfigError, match='placement="driver" or "executors", since .* placement="worker"'):
+        checkpoint_policy(SimpleNamespace(fit=fit, config=config), None, None, {})
 
 
 @pytest.mark.parametrize("value", [0, 1, np.True_, "yes"])

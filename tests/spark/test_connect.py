@@ -125,7 +125,9 @@ def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table)
 
     saver = keras.callbacks.ModelCheckpoint("never.keras", save_freq=3)
     spark_model = SparkModel(problem.model(keras.optimizers.SGD(0.01)), num_workers=2, placement="worker")
-    with pytest.raises(ConfigError, match=r'ModelCheckpoint\(save_freq=3\) .* Set save_freq="epoch"'):
+    with pytest.raises(
+        ConfigError, match=r'ModelCheckpoint\(save_freq=3\) .*"driver" or "executors".* Set save_freq="epoch"'
+    ):
         spark_model.fit(table, callbacks=[saver], verbose=0)
     history = spark_model.fit(
         table, batch_size=1, epochs=2, steps_per_epoch=1_000_000, verbose=0, callbacks=[Stop()]

@@ -257,6 +257,10 @@ def test_a_rule_is_saved_with_the_model(spark, problem, tmp_path):
             'recovery_every needs mode="synchronous", a frequency',
         ),
         (
+            {"fault_tolerance": FaultTolerance(recovery_every=2), "placement": "worker"},
+            'a frequency other than "epoch" and placement="driver" or "executors", since',
+        ),
+        (
             {"fault_tolerance": FaultTolerance(on_worker_loss="continue"), "placement": "worker"},
             'on_worker_loss="continue" needs placement="driver", .* Leave one of them out.',
         ),
