@@ -74,10 +74,13 @@ class Screening:
             self.state.counters["not_finite"] += 1
             self.aggregation.losses.append(nan)
             if strikes == 1:
+                joint = self.shape.plan.joint
+                next_step = (
+                    "applies the mean gradient of the others" if joint else "continues from the center"
+                )
                 self.state.warn(
                     f"Worker {update.worker} sent an update with NaN, Inf or values that are too large in "
-                    f"epoch {update.epoch + 1}. "
-                    "The update was not merged; the worker continues from the center (the merged weights).",
+                    f"epoch {update.epoch + 1}. The update was not merged; the worker {next_step}.",
                 )
         return replace(update, rows=0, steps=0, parameters=EMPTY, statistics=EMPTY)
 

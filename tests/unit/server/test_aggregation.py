@@ -565,7 +565,7 @@ UNSOUND = [float("nan"), float("inf"), -float("inf")]
 @pytest.mark.parametrize("value", UNSOUND)
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
 def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
-    """An update with NaN or Inf counts as one without rows, and its worker learns of it."""
+    """An update with NaN or Inf counts as one without rows, and its worker and the driver learn of it."""
     joint = mode == "joint"
     rule = "average" if mode == "synchronous" else None
     mode = "synchronous" if joint else mode
@@ -580,6 +580,9 @@ def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
     assert 1 == store.counters["not_finite"]
     center = sound.parameters if joint else store.aggregation.snapshot()[0]
     assert [2.0, 4.0] == center.tolist()
+    (warning,) = store.take_log(last=True)
+    next_step = "applies the mean gradient of the others" if joint else "continues from the center"
+    assert warning["message"].endswith(f"The update was not merged; the worker {next_step}.")
 
 
 @pytest.mark.parametrize("mode", ["joint", "synchronous", "asynchronous", "hogwild"])
