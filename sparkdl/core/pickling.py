@@ -23,7 +23,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 logger = logging.getLogger(__name__)
-EVERYWHERE = {"__main__", "py4j", "pyspark", "sparkdl"}  # executors have all but __main__
+EVERYWHERE = {"py4j", "pyspark", "sparkdl"}  # executors have them, however they are installed
 _pickling = threading.RLock()  # held while modules are registered for pickling by value
 # Reducers for objects that do not pickle well themselves. Each takes an object and a pickler, and returns
 # what ``__reduce__`` would return, or NotImplemented for an object that it does not handle.
@@ -176,7 +176,7 @@ def _is_installed(name: str | None) -> bool:
     """Return True if executors have a module: it belongs to Python or to an installed package."""
     top = (name or "").split(".")[0]
     module = sys.modules.get(top)
-    if module is None or top in EVERYWHERE - {"__main__"}:
+    if module is None or top in EVERYWHERE:
         return True
     if top == "__main__":
         return False
