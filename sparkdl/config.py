@@ -127,7 +127,7 @@ class TrainConfig:
         num_workers: number of workers; None is the number of task slots.
         merge: the rule by which updates change the center, or its name; None is the default for the
             mode and frequency.
-        batch_size_per_worker: rows per update of each worker, instead of ``batch_size``.
+        batch_size_per_worker: rows per step of each worker, instead of ``batch_size``.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether the endpoint serves a live page of each fit.
         placement: the process that merges updates: "driver"; "worker" (worker 0), if executors cannot

@@ -296,7 +296,7 @@ class FitParams(PredictionParams):
     validationSplit = _param("the fraction of the rows held out for validation", SHARE)
     validationBatchSize = _param("rows per forward pass over validation rows", _whole)
     validationFreq = _param("epochs between evaluations, or a list of epochs to evaluate after", _epochs)
-    batchSize = _param("rows per update of the optimizer", _whole)
+    batchSize = _param("rows per step of the optimizer", _whole)
     epochs = _param("number of epochs", _natural)
     initialEpoch = _param("the index of the epoch at which training begins", _natural)
     stepsPerEpoch = _param("steps per epoch; by default a pass over all rows", _whole)

@@ -213,7 +213,7 @@ def test_each_param_is_described_by_its_field():
         "the address that the endpoint listens on. None means spark.sparkdl."
     )
     assert "up to maxRestarts times" in params["onWorkerLoss"]
-    assert params["batchSizePerWorker"] == "rows per update of each worker, instead of batchSize."
+    assert params["batchSizePerWorker"] == "rows per step of each worker, instead of batchSize."
 
 
 @pytest.mark.parametrize("group", [*GIVEN, Network(), FaultTolerance(), Stragglers()], ids=repr)
