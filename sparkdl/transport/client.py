@@ -402,7 +402,8 @@ class Heartbeat:
     def _beat(self) -> bool:
         """Send a heartbeat; return True if more may follow.
 
-        Log records and intervals may arrive twice: they are sent again if a heartbeat gets no response.
+        Log records and intervals may arrive twice: they are sent again if a heartbeat gets no response
+        or is refused.
         """
         epoch, rows = self._loop.position() if self._loop else (0, 0)
         running = self._loop.running() if self._loop else None
@@ -429,6 +430,7 @@ class Heartbeat:
             self._log.put_back(log)
             return True  # If the outage lasts, the exchange's own retries report it.
         except RefusedError as error:
+            self._log.put_back(log)
             # An old attempt, or a run that is over: the loop learns this at its next exchange.
             return error.status not in (409, 410)
         self._intervals = []

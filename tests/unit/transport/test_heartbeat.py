@@ -68,9 +68,9 @@ def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
     assert LONG == arrived(store)
 
 
-def failing(heartbeat, *, sent):
-    """Return a call of a heartbeat's connection that loses the first answer, or the first request."""
-    call, failures = heartbeat._connection.call, [TransportError("no answer")]
+def failing(heartbeat, error, *, sent):
+    """Return a call of a heartbeat's connection whose first request or answer is replaced by an error."""
+    call, failures = heartbeat._connection.call, [error]
 
     def once(path, **fields):
         if not failures or sent:
@@ -82,10 +82,20 @@ def failing(heartbeat, *, sent):
     return once
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_records_of_a_heartbeat_without_an_answer_are_sent_again(store, log, heartbeat, monkeypatch, sent):
-    """Unanswered log records are sent again: they arrive twice if only the answer was lost."""
-    monkeypatch.setattr(heartbeat._connection, "call", failing(heartbeat, sent=sent))
+@pytest.mark.parametrize(
+    ("error", "sent"),
+    [
+        (TransportError("no answer"), False),
+        (TransportError("no answer"), True),
+        (RefusedError(503, "busy"), False),
+        (RefusedError(413, "too large"), False),
+    ],
+)
+def test_records_of_a_heartbeat_without_an_answer_are_sent_again(
+    store, log, heartbeat, monkeypatch, error, sent
+):
+    """Unanswered or refused log records are sent again: they arrive twice if only the answer was lost."""
+    monkeypatch.setattr(heartbeat._connection, "call", failing(heartbeat, error, sent=sent))
     note(log, "first", "second")
     assert heartbeat._beat()
     note(log, "third")
