@@ -55,7 +55,6 @@ from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     DataError,
-    PreflightError,
     RefusedError,
     SparkDLError,
     WireError,
@@ -432,8 +431,6 @@ def _running(values: list[Any]) -> Running | None:
 
 
 def _failure(body: dict[str, Any]) -> SparkDLError:
-    if body["kind"] == "preflight":
-        return PreflightError(body["message"])
     if body["kind"] == "lost":
         return WorkerLostError(body["message"])
     if body["kind"] == "data":

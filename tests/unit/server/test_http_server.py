@@ -32,7 +32,7 @@ from relay import RESET
 from stores import LAYOUT, begun, state_of, store_of, update_of
 
 from sparkdl.core.buffer_pool import BufferPool
-from sparkdl.errors import ADVICE, ClusterError, DataError, PreflightError, RefusedError, WorkerError
+from sparkdl.errors import ADVICE, ClusterError, DataError, RefusedError, WorkerError, WorkerLostError
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import http_app, http_server
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
@@ -244,11 +244,11 @@ FAILURE = WHO | {"worker": 1, "host": "h", "message": "broken", "traceback": "li
     [
         ("worker", WorkerError, f"broken (worker 1 on h). {ADVICE}"),
         ("data", DataError, "broken"),
-        ("preflight", PreflightError, "broken"),
+        ("lost", WorkerLostError, "broken"),
     ],
 )
 def test_a_failure_reaches_the_driver_as_its_error(endpoint, store, kind, error, text):
-    """A data or preflight failure reaches the driver as such, any other one as a WorkerError."""
+    """A failure of data or of a lost worker reaches the driver as such, any other one as a WorkerError."""
     endpoint.request("POST", "/v1/failure", json.dumps({"kind": kind, **FAILURE}).encode())
 
     assert (error, text) == (type(store.failure), str(store.failure))
