@@ -330,8 +330,6 @@ def task_main(
 
     If it raises, Spark ends the Python process, and the next task gets a new one.
     """
-    import os
-
     from pyspark import TaskContext
     from pyspark.serializers import CloudPickleSerializer
 
@@ -345,11 +343,10 @@ def task_main(
     endpoint, shared = call["endpoint"], call["shared"]
     if endpoint is not None:
         preflight.reach(expected, endpoint)
-    threads = int(os.environ.get("SPARKDL_THREADS", context.cpus()))
     gpu = context.resources().get("gpu")
     addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
-    with devices.hold(expected["backend"], threads, addresses, place, apart=call["spread"]):
+    with devices.hold(expected["backend"], context.cpus(), addresses, place, apart=call["spread"]):
         from sparkdl.worker import tasks
 
         if call["uses_keras"]:
