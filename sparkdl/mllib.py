@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,11 @@ from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import execution
 from sparkdl.sources.columns import resolve
+
+NO_CLASS = (
+    "Expected labels to be class indices below {classes}; got {label}. Correct the labels, or pass a larger "
+    "nb_classes."
+)
 
 
 class SparkMLlibModel(SparkModel):
@@ -42,7 +48,8 @@ class SparkMLlibModel(SparkModel):
         Args:
             x: an RDD of LabeledPoint, or any rows that ``SparkModel.fit`` takes.
             arguments: as in ``SparkModel.fit``.
-            categorical: whether to convert labels, which are class indices, to one-hot vectors.
+            categorical: whether to convert labels, which are class indices, to one-hot vectors. This
+                includes ``validation_data`` if it is an RDD.
             nb_classes: number of classes; by default the width of the model's output.
             more: as in ``SparkModel.fit``.
 
@@ -50,17 +57,12 @@ class SparkMLlibModel(SparkModel):
             ConfigError: ``categorical`` is given for rows that are not an RDD, or the number of classes is
                 not known.
         """
-        if categorical:
-            if not isinstance(x, RDD):
-                raise ConfigError(
-                    f"x should be an RDD of LabeledPoint with categorical=True; got {type(x).__name__}. "
-                    "Leave categorical out for other rows."
-                )
-            classes = nb_classes or self._width()
-            x = _one_hot(x, classes)
-            if isinstance(more.get("validation_data"), RDD):
-                more["validation_data"] = _one_hot(more["validation_data"], classes)
-        return super().fit(x, *arguments, **more)
+        if not categorical:
+            return super().fit(x, *arguments, **more)
+        given = inspect.signature(super().fit).bind(self._one_hot(x, nb_classes), *arguments, **more)
+        if isinstance(held := given.arguments.get("validation_data"), RDD):
+            given.arguments["validation_data"] = self._one_hot(held, nb_classes)
+        return super().fit(*given.args, **given.kwargs)
 
     def evaluate(
         self,
@@ -73,10 +75,21 @@ class SparkMLlibModel(SparkModel):
         """Return the loss and the metrics, as ``SparkModel.evaluate`` does, for rows that ``fit`` takes.
 
         ``categorical`` and ``nb_classes`` are as in ``fit``.
+
+        Raises:
+            ConfigError: as in ``fit``.
         """
         if categorical:
-            x = _one_hot(x, nb_classes or self._width())
+            x = self._one_hot(x, nb_classes)
         return super().evaluate(x, *arguments, **more)
+
+    def _one_hot(self, rows: Any, classes: int | None) -> RDD[tuple[Array, Array]]:
+        if not isinstance(rows, RDD):
+            raise ConfigError(
+                f"x should be an RDD of LabeledPoint with categorical=True; got {type(rows).__name__}. "
+                "Leave categorical out for other rows."
+            )
+        return _one_hot(rows, classes or self._width())
 
     def _width(self) -> int:
         shape = getattr(self.model, "output_shape", None)
@@ -110,13 +123,13 @@ def _one_hot(points: RDD[LabeledPoint], classes: int) -> RDD[tuple[Array, Array]
     def pair(point: LabeledPoint) -> tuple[Array, Array]:
         import numpy
 
-        label = int(point.label)
-        if not 0 <= label < classes or label != point.label:
+        label = point.label
+        if not 0 <= label < classes or label != int(label):
             # Imported here, because executors may not have sparkdl yet when they unpickle this function.
             from sparkdl.errors import DataError
 
-            raise DataError(f"Expected labels to be class indices below {classes}; got {point.label}.")
-        return point.features.toArray(), numpy.eye(classes, dtype="float32")[label]
+            raise DataError(NO_CLASS.format(classes=classes, label=label))
+        return point.features.toArray(), numpy.eye(classes, dtype="float32")[int(label)]
 
     return points.map(pair)
 
@@ -253,8 +266,9 @@ def _arrays(
 ) -> tuple[Array, Array]:
     features, labels = (np.array([pair[place] for pair in pairs], np.float64) for place in (0, 1))
     if categorical:
-        classes = classes or int(labels.max(initial=-1)) + 1
-        if not np.isin(labels, np.arange(classes)).all():
-            raise DataError(f"Expected labels to be class indices below {classes}; got {labels}.")
+        classes = classes or int(labels[np.isfinite(labels)].max(initial=-1)) + 1
+        wrong = labels[~np.isin(labels, np.arange(classes))]
+        if len(wrong):
+            raise DataError(NO_CLASS.format(classes=classes, label=wrong[0]))
         labels = np.eye(classes)[labels.astype(int)]
     return features, labels

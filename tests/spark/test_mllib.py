@@ -74,7 +74,8 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
     model, alike = problem.model(loss="categorical_crossentropy"), problem.model()
 
     for each, options in ((SparkMLlibModel(model), {"categorical": True}), (SparkMLlibModel(alike), {})):
-        each.fit(points, epochs=2, batch_size=16, verbose=0, seed=1, **options)
+        each.fit(points, None, 16, 2, 0, None, 0.0, points, seed=1, **options)
+        assert 2 == len(each.history.history["val_loss"])
 
     for one, other in zip(model.get_weights(), alike.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -85,10 +86,22 @@ def test_class_indices_become_one_hot_vectors(spark, problem):
     worse = points.union(spark.sparkContext.parallelize([LabeledPoint(3, problem.x[0])], 1))
     with pytest.raises(DataError, match=r"class indices below 3; got 3\.0"):
         SparkMLlibModel(model).fit(worse, verbose=0, categorical=True)
-    with pytest.raises(
-        ConfigError, match="x should be an RDD of LabeledPoint with categorical=True; got ndarray"
-    ):
-        SparkMLlibModel(model).fit(problem.x, problem.y, categorical=True)
+
+
+def test_only_points_become_one_hot_vectors(spark, problem):
+    """categorical=True needs an RDD of LabeledPoint whose labels are class indices."""
+    spark_model = SparkMLlibModel(problem.model(loss="categorical_crossentropy"))
+    for call in (spark_model.fit, spark_model.evaluate):
+        with pytest.raises(ConfigError, match="x should be an RDD of LabeledPoint .*; got ndarray"):
+            call(problem.x, problem.y, categorical=True)
+    points = [LabeledPoint(label, problem.x[0]) for label in (0, 1, 0.5, 2, 3)]
+    for label, few in ((0.5, points), (3.0, points[3:]), (float("nan"), [LabeledPoint("nan", [1])])):
+        with pytest.raises(DataError, match=rf"class indices below 3; got {label}\. Correct"):
+            from_labeled_point(spark.sparkContext.parallelize(few, 1), categorical=True, nb_classes=3)
+    with pytest.raises(DataError, match=r"class indices below 1; got nan\. Correct"):
+        from_labeled_point(
+            spark.sparkContext.parallelize([LabeledPoint(0, [1]), LabeledPoint("nan", [1])], 1), True
+        )
 
 
 @pytest.mark.one_case
