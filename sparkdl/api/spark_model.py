@@ -26,7 +26,7 @@ from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.first_row import FirstRow, settle, settle_sample
 from sparkdl.driver.fit import FitRun
 from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
-from sparkdl.driver.preparation import FitArguments, UserModel, build_request, fixed_batch_size
+from sparkdl.driver.preparation import FitArguments, UserModel, build_request
 from sparkdl.driver.request import Request
 from sparkdl.driver.serving import serving_rows
 from sparkdl.driver.training_record import table_of
@@ -416,7 +416,7 @@ class SparkModel:
         require_sendable(source, cluster)
         cluster.require_python(keras_settings.backend())
         source.workers = cluster.slots()
-        source.whole = fixed_batch_size(self.model, batch_size=batch_size) is not None
+        source.whole = signature.fixed_batch_size(self.model, batch_size=batch_size) is not None
         if not isinstance(source, ArraySource):
             refuse_stateful(self.model)
         source.schema, settled = settle(self.model, source, "test_step")
@@ -473,7 +473,7 @@ class SparkModel:
             cluster = application_of()
             cluster.rebind(x)
             cluster.require_python(keras_settings.backend())
-            fixed_batch_size(self.model, batch_size=batch_size)
+            signature.fixed_batch_size(self.model, batch_size=batch_size)
             refuse_stateful(self.model)
             try:
                 schema = _features_of(self.model, x, count)
@@ -485,7 +485,7 @@ class SparkModel:
         source = make_source(
             (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
         )
-        size = fixed_batch_size(self.model, batch_size=batch_size) or batch_size or 32
+        size = signature.fixed_batch_size(self.model, batch_size=batch_size) or batch_size or 32
         if isinstance(source, FrameSource):
             return self._with_predictions(source, batch_size, output_col)
         cluster = application_of()

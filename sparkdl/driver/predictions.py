@@ -37,17 +37,17 @@ def inference_stages(
         cluster: the Spark application.
         model: the model, whose present weights are used.
         schema: the columns of every row.
-        batch_size: rows per forward pass; None is 32. A batch size that the model requires takes precedence.
+        batch_size: rows per forward pass; None: the number that the model requires, or 32.
         custom_objects: the custom objects that the user named.
         builder: the function that built the model, if there is one.
         streams: whether the rows come from a stream.
 
     Raises:
-        ConfigError: ``batch_size`` is not a whole number above 0.
+        ConfigError: ``batch_size`` is not a whole number above 0, or not the number that the model requires.
         ModelError: the model cannot be restored on executors.
     """
     size = FitConfig(batch_size=32 if batch_size is None else batch_size).batch_size
-    size = signature.fixed_batch_size(model) or size
+    size = signature.fixed_batch_size(model, batch_size=batch_size) or size
     spec, objects = serialization.freeze(model, builder, custom_objects, trains=False)
     shared = cluster.share(InferenceJob(spec, size, schema), streams=streams)
     return StageFactory(
@@ -151,13 +151,12 @@ def predict_udf(
 
     Args:
         model: a keras.Model whose inputs have known shapes.
-        batch_size: rows per forward pass; 32 by default. A batch size that the model requires takes
-            precedence.
+        batch_size: rows per forward pass; by default the number that the model requires, or 32.
         custom_objects: classes and functions that the model needs, by name. Those in the model's
             configuration are found automatically.
 
     Raises:
-        ConfigError: ``batch_size`` is not a whole number above 0.
+        ConfigError: ``batch_size`` is not a whole number above 0, or not the number that the model requires.
         DataError: the model fails on a row of zeros.
         ModelError: ``model`` is not a Keras model, the shapes of its inputs are not known, it has stateful
             layers, it returns strings, it takes strings that the backend does not support, or it cannot be

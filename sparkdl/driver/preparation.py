@@ -217,7 +217,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         ClusterError: there are too few slots, or the executors' Python does not match the driver's.
     """
     config, model = user.config, user.model
-    fixed = fixed_batch_size(
+    fixed = signature.fixed_batch_size(
         model,
         batch_size=arguments.batch_size,
         validation_batch_size=arguments.validation_batch_size,
@@ -274,26 +274,6 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         check=functools.partial(proof.require_same, user.original or model, first=rows.first[:3]),
         lease=lease,
     )
-
-
-def fixed_batch_size(model: Model, **given: int | None) -> int | None:
-    """Return the number of rows that every batch of a model must have; None: any number.
-
-    Args:
-        model: the model.
-        given: arguments that set a batch size, by name.
-
-    Raises:
-        ConfigError: an argument differs from the required number.
-    """
-    size = signature.fixed_batch_size(model)
-    for name, value in given.items():
-        if size is not None and value not in (None, size):
-            raise ConfigError(
-                f'The model "{model.name}" takes only batches of {size} rows, because its Input fixes '
-                f"the batch size and a layer depends on it; got {name}={value}. Pass {name}={size}."
-            )
-    return size
 
 
 def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: Cleanup) -> Lease | None:

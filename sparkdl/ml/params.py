@@ -278,7 +278,10 @@ class PredictionParams(KerasParams):
         "predicted",
         _thresholds,
     )
-    inferenceBatchSize = _param("rows per forward pass when predicting", _whole)
+    inferenceBatchSize = _param(
+        "rows per forward pass when predicting; by default the number that the model requires, or 1024",
+        _whole,
+    )
 
 
 class FitParams(PredictionParams):

@@ -35,10 +35,12 @@ class Predicts(PredictionParams, Stored):
         predicted = execution.probe(model, schema)
         shape = signature.output_shapes(model, predicted)
         head = losses.head_of(model, self.getOrDefault("task"), shape, self.given_thresholds())
+        size = self.getOrDefault("inferenceBatchSize")
+        given = {"inferenceBatchSize": size} if self.isSet("inferenceBatchSize") else {}
         predict = column_function(
             model,
             schema,
-            self.getOrDefault("inferenceBatchSize"),
+            signature.fixed_batch_size(model, **given) or size,
             head=head,
             predicted=predicted,
             session=dataset.sparkSession,

@@ -74,8 +74,28 @@ def named_batch_size(model: keras.Model) -> int | None:
     return next((int(size) for size in sizes if size is not None), None)
 
 
-def fixed_batch_size(model: keras.Model) -> int | None:
-    """Return the batch size that a model requires; None for any size.
+def fixed_batch_size(model: keras.Model, **given: int | None) -> int | None:
+    """Return the number of rows that every batch of a model must have; None: any number.
+
+    Args:
+        model: the model.
+        given: arguments that set a batch size, by name.
+
+    Raises:
+        ConfigError: an argument differs from the required number.
+    """
+    size = _needed_batch_size(model)
+    for name, value in given.items():
+        if size is not None and value not in (None, size):
+            raise ConfigError(
+                f'The model "{model.name}" takes only batches of {size} rows, because its Input fixes '
+                f"the batch size and a layer depends on it; got {name}={value}. Pass {name}={size}."
+            )
+    return size
+
+
+def _needed_batch_size(model: keras.Model) -> int | None:
+    """Return the batch size that a layer of a model needs.
 
     The inputs may declare a size that no layer needs, so a different size is tried.
     """

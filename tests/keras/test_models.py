@@ -255,7 +255,7 @@ def test_a_batch_size_of_strings_is_tried_out():
     words = keras.Input(batch_shape=(16, 1), dtype="string")
     model = keras.Model(words, keras.layers.StringLookup(vocabulary=WORDS[:2])(words))
 
-    assert signature.fixed_batch_size(model) is None
+    assert signature.fixed_batch_size(model, batch_size=3, validation_batch_size=None) is None
 
 
 @pytest.mark.backend("tensorflow")

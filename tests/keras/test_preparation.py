@@ -8,7 +8,7 @@ import pytest
 
 from sparkdl import SparkModel
 from sparkdl.config import FitConfig, TrainConfig
-from sparkdl.driver.preparation import FitArguments, UserModel, fixed_batch_size
+from sparkdl.driver.preparation import FitArguments, UserModel
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables
 from sparkdl.server.state import CarriedState
@@ -70,8 +70,3 @@ def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
     assert user.carried_state(3) is None
     model.layers[0].set_weights([weight + 1 for weight in model.layers[0].get_weights()])
     assert user.carried_state(2) is None
-
-
-def test_a_model_of_any_batch_size_takes_any():
-    """A model without a fixed batch size accepts any."""
-    assert fixed_batch_size(compiled(), batch_size=3, validation_batch_size=None) is None

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
+from sparkdl.ml import KerasTransformer
 
 random = np.random.default_rng(0)
 X = random.normal(size=(64, 5, 2)).astype("float32")
@@ -53,6 +54,24 @@ def test_partitions_are_predicted_in_batches_of_this_size(spark):
     rdd = spark.sparkContext.parallelize(list(X), 3)
 
     np.testing.assert_allclose(SparkModel(network("reshaped")).predict(rdd).collect(), expected, atol=1e-5)
+
+
+def test_columns_are_predicted_in_batches_of_this_size(spark):
+    """predict_udf and a stage predict in batches of the fixed size, and refuse a different size."""
+    model = network("reshaped")
+    frame = spark.createDataFrame([(X[0].tolist(),)], "features array<array<float>>")
+    expected = model.predict(X[:1].repeat(16, 0), batch_size=16, verbose=0)[0, 0]
+
+    for function in (predict_udf(model), predict_udf(model, batch_size=16)):
+        assert expected == pytest.approx(frame.select(function("features")).first()[0], abs=1e-5)
+    row = KerasTransformer(model=model).transform(frame).first()
+    assert expected == pytest.approx(row.prediction, abs=1e-5)
+    only = "takes only batches of 16 rows"
+    assert only in refused(ConfigError, lambda: predict_udf(model, batch_size=8))
+    stage = KerasTransformer(model=model, inferenceBatchSize=8)
+    words = refused(ConfigError, lambda: stage.transform(frame))
+    assert only in words
+    assert words.endswith("Pass inferenceBatchSize=16.")
 
 
 def refused(error, call):
