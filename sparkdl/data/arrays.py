@@ -41,9 +41,9 @@ def as_rows(value: Any, name: str) -> AnyRows:
 
     Raises:
         DataError: a column of a table does not hold numbers (unless all columns hold strings), the categories
-            of a column are neither numbers nor strings, a sparse array does not have two dimensions, an array
-            of strings has a value that is not a string, or a string cannot be encoded as UTF-8. The message
-            names the array or column.
+            of a column are neither numbers nor strings, a sparse array does not have two dimensions, some
+            values of an array are strings and others are not, or a string cannot be encoded as UTF-8. The
+            message names the array or column.
     """
     if isinstance(value, SparseRows):
         return value
@@ -59,15 +59,18 @@ def as_rows(value: Any, name: str) -> AnyRows:
 
 
 def array_of(value: object) -> Array:
-    """Return a NumPy array from an array or a list nested to any depth; strings become objects.
+    """Return a NumPy array from an array or a list nested to any depth; the strings of a list become objects.
 
-    NumPy would give all strings of a list the length of the longest one, and remove NUL characters
-    at their ends.
+    NumPy would give all strings the length of the longest one, remove NUL characters at their ends, and
+    convert numbers among them to strings.
     """
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
-    return np.asarray(value, object if isinstance(first, str | bytes) else None)
+    array = np.asarray(value, object if isinstance(first, str | bytes) else None)
+    if isinstance(value, list | tuple) and array.dtype.kind in "US":
+        array = np.asarray(value, object)
+    return array
 
 
 def _is_missing(value: object) -> bool:
@@ -80,18 +83,21 @@ def _of_strings(array: Array, name: str) -> AnyRows:
     """Return an array of strings as ``TextRows``; any other array as it is.
 
     Raises:
-        DataError: the first value that is not missing is a string, but another value is not, or a string
-            cannot be encoded as UTF-8.
+        DataError: some values are strings and others are not, or a string cannot be encoded as UTF-8.
     """
-    if not _holds_strings(array):
+    if array.dtype.kind not in "USTO" or not array.ndim:
         return array
     values = array.ravel().tolist()
+    if not any(isinstance(each, str | bytes) for each in values):
+        return array
+    strings = _holds_strings(array)
     for place, each in enumerate(values):
-        if not isinstance(each, str | bytes):
+        if isinstance(each, str | bytes) != strings:
             row = place // max(1, array.size // len(array))
             raise DataError(
-                f"Expected {name} to hold strings; row {row} has {str(each)[:60]!r}. Drop or fill missing "
-                "values and convert other values to str first."
+                f"Expected {name} to hold {'strings' if strings else 'numbers'}; row {row} has "
+                f"{str(each)[:60]!r}. Drop or fill missing values and convert "
+                f"{'other values to str' if strings else 'strings to numbers'} first."
             )
     return TextRows.of_texts([as_bytes(each, name) for each in values], array.shape[1:])
 

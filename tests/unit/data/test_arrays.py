@@ -141,6 +141,24 @@ def test_a_value_among_strings_that_is_no_string_is_named(form, values, row):
         as_rows(given, "x")
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1, "a"], "numbers; row 1 has 'a'"),
+        ([[1.5, 2.0], [True, b"a"]], "numbers; row 1 has \"b'a'\""),
+        ([np.array([1]), np.array(["a"])], "numbers; row 1 has 'a'"),
+        (np.array([1, None, "a"], object), "numbers; row 2 has 'a'"),
+        (pd.Series([1, "a"]), "numbers; row 1 has 'a'"),
+        (["a", 1], "strings; row 1 has '1'"),
+        ([float("nan"), "a"], "strings; row 0 has 'nan'"),
+    ],
+)
+def test_numbers_and_strings_do_not_mix(values, words):
+    """A list or an array of numbers and strings raises an error that names it and the first odd row."""
+    with pytest.raises(DataError, match=f"Expected x to hold {words}"):
+        as_rows(values, "x")
+
+
 def test_lists_of_strings_take_the_memory_of_their_strings():
     """A long string does not enlarge the others, and trailing zero bytes are kept."""
     rows = as_rows([b"a\0", b"", b"b" * 1000], "x")
