@@ -211,8 +211,8 @@ def whole_partitions(source: Source, wanted: int | None, num_workers: int) -> in
     if wanted is not None and wanted > count:
         raise ConfigError(
             f"preserve_partitions=True needs at least one partition per worker; got num_workers={wanted} "
-            f"and {count} partitions. Use {count} workers or fewer, or create more partitions first, for "
-            f'example with df.repartition({wanted}, "group").'
+            f"and {count} partition{'s' * (count != 1)}. Use num_workers={count} or less, or create more "
+            f'partitions first, for example with df.repartition({wanted}, "group").'
         )
     return min(num_workers, count)
 

@@ -144,11 +144,9 @@ class Slots:
                 slots, since = found, now
 
     def most(self) -> int:
-        """Return the number of slots at the limit of dynamic allocation; 0 without a limit."""
+        """Return the number of slots at the limit of dynamic allocation; 0 without a known limit."""
         most = self._setting("spark.dynamicAllocation.maxExecutors", "0")
-        cores = int(self._setting("spark.executor.cores", "1"))
-        cpus = int(self._setting("spark.task.cpus", "1"))
-        return int(most) * max(1, cores // cpus) if most.isdigit() else 0
+        return int(most) * self.per_executor() if most.isdigit() else 0
 
     def requested(self) -> int:
         """Return the number of slots that the application requested; 0 if it requested none."""
@@ -186,8 +184,8 @@ class Slots:
         each = "executors x spark.executor.cores / spark.task.cpus"
         if self._application.separate_gpus:
             each = "executors x GPUs per executor, since workers do not share a GPU without share_gpus=True"
+        advice = f"Use num_workers={slots} or less, or start more executors" if slots else "Start executors"
         return ClusterError(
-            f"num_workers={wanted} needs {wanted} slots; the application has {slots} ({each}). Use "
-            f"{max(1, slots)} workers or fewer, or start more executors; with a local master, use "
-            f"local[{wanted}]."
+            f"num_workers={wanted} needs {wanted} slot{'s' * (wanted != 1)}; the application has {slots} "
+            f"({each}). {advice}; with a local master, use local[{wanted}]."
         )

@@ -116,7 +116,7 @@ def test_there_are_no_more_workers_than_partitions(spark, problem):
 
     assert [203] == history.training["worker_rows"]
     for data in (one, data_of("frame", spark, problem, (203,))):
-        with pytest.raises(ConfigError, match=r"got num_workers=2 and 1 partitions. Use 1 workers or fewer"):
+        with pytest.raises(ConfigError, match="got num_workers=2 and 1 partition. Use num_workers=1 or less"):
             SparkModel(problem.model(), num_workers=2).fit(data, preserve_partitions=True)
 
 

@@ -61,9 +61,13 @@ def test_the_number_of_workers_comes_with_its_reason(wanted, most, expected):
 
 def test_more_workers_than_slots_are_refused():
     """More workers than slots are refused, or with dynamic allocation, more than its maximum."""
-    with pytest.raises(ClusterError, match="num_workers=3 needs 3 slots; the application has 2"):
+    with pytest.raises(
+        ClusterError, match="needs 3 slots; the application has 2 .* Use num_workers=2 or less, or"
+    ):
         Slots(Application()).num_workers(3, None, timeout=0.0)
-    with pytest.raises(ClusterError, match="num_workers=1 needs 1 slots; the application has 0"):
+    with pytest.raises(
+        ClusterError, match=r"num_workers=1 needs 1 slot; the application has 0 .*\. Start executors"
+    ):
         Slots(Application(found=0)).num_workers(None, None, timeout=0.0)
     growing = Application(
         **{"dynamicAllocation.enabled": "true", "dynamicAllocation.maxExecutors": "2", "executor.cores": "2"}
@@ -71,6 +75,18 @@ def test_more_workers_than_slots_are_refused():
     assert (4, "as requested") == Slots(growing).num_workers(4, None, timeout=0.0)
     with pytest.raises(ClusterError, match="num_workers=5 needs 5 slots; the application has 4"):
         Slots(growing).num_workers(5, None, timeout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"), [({}, 0), ({"cores.max": "8"}, 16), ({"executor.cores": "4"}, 8)]
+)
+def test_a_standalone_executor_may_have_more_slots_than_one(settings, limit):
+    """With dynamic allocation, standalone executors without executor.cores take all cores by default."""
+    maximum = {"dynamicAllocation.enabled": "true", "dynamicAllocation.maxExecutors": "2"}
+    slots = Slots(Application(master="spark://host:7077", **maximum, **settings))
+
+    assert limit == slots.most()
+    assert (8, "as requested") == slots.num_workers(8, None, timeout=0.0)
 
 
 @pytest.mark.parametrize(
