@@ -13,6 +13,7 @@ import gzip
 import io
 import itertools
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,7 +79,8 @@ def read_tfrecords(
         for name, data in _records_in(batches):
             columns: list[list[object]] = [[] for _ in kind.fields]
             for number, record in enumerate(data):
-                parsed, place = records.parse(record, sequence=sequences), f"record {number} of {name}"
+                place = f"record {number} of {name}"
+                parsed = records.parse(record, place, sequence=sequences)
                 for column, field in zip(columns, kind.fields, strict=True):
                     column.append(_from_record(parsed, field, place))
                 if len(columns) and len(columns[0]) == arrow.ROWS_PER_BATCH:
@@ -94,8 +96,18 @@ def _records_in(batches: Iterator[RecordBatch]) -> Iterator[tuple[str, Iterator[
     for batch in batches:
         for name, content in zip(batch.column(0), batch.column(1), strict=True):
             path, file = name.as_py(), io.BytesIO(content.as_py())
-            packed = path.endswith(".gz")
-            yield path, records.read(gzip.GzipFile(fileobj=file) if packed else file, path)
+            yield path, _unpacked(file, path) if path.endswith(".gz") else records.read(file, path)
+
+
+def _unpacked(file: io.BytesIO, path: str) -> Iterator[bytes]:
+    """Yield the records of a compressed file."""
+    try:
+        yield from records.read(gzip.GzipFile(fileobj=file), path)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"Expected {path} to be a complete gzip file; reading it failed ({error}). Write the file "
+            "again, or remove .gz from its name if it is not compressed."
+        ) from error
 
 
 def _from_record(record: Record, field: types.StructField, place: str) -> object:
@@ -114,6 +126,8 @@ def _from_record(record: Record, field: types.StructField, place: str) -> object
     if values is None:
         return None
     if isinstance(kind, types.ArrayType):
+        if isinstance(kind.elementType, types.ArrayType):
+            raise _misfit(field, place, "a single feature, not a list of features")
         return [_cast(each, kind.elementType, field, place) for each in values]
     if len(values) != 1:
         if not values:
@@ -169,14 +183,14 @@ def _infer(found: DataFrame, cluster: SparkApplication, *, sequences: bool) -> t
 
     def look(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         seen: dict[tuple[str, str], int] = {}
-        for _, data in _records_in(batches):
-            for record in data:
-                parsed = records.parse(record, sequence=sequences)
-                for name, values in parsed.features.items():
-                    _note(seen, name, values, 0 if len(values) <= 1 else 1)
-                for name, lists in (parsed.lists or {}).items():
+        for name, data in _records_in(batches):
+            for number, record in enumerate(data):
+                parsed = records.parse(record, f"record {number} of {name}", sequence=sequences)
+                for feature, values in parsed.features.items():
+                    _note(seen, feature, values, 0 if len(values) <= 1 else 1)
+                for feature, lists in (parsed.lists or {}).items():
                     for values in lists or [[]]:
-                        _note(seen, name, values, 2)
+                        _note(seen, feature, values, 2)
         names, depths = list(seen), list(seen.values())
         yield arrow.record(
             {"name": [name for name, _ in names], "kind": [kind for _, kind in names], "depth": depths}

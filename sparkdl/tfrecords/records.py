@@ -84,18 +84,25 @@ def _masked(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def parse(data: bytes, *, sequence: bool) -> Record:
+def parse(data: bytes, place: str, *, sequence: bool) -> Record:
     """Return the values of a serialized Example or SequenceExample.
+
+    Args:
+        data: the data of a record.
+        place: the record's place in error messages, such as "record 0 of PATH".
+        sequence: whether it is a SequenceExample.
 
     Raises:
         DataError: the data cannot be parsed.
     """
+    kind = f"{'Sequence' * sequence}Example"
     parsed = (SequenceExample if sequence else Example)()
     try:
         parsed.ParseFromString(data)
     except message.DecodeError as error:
         raise DataError(
-            f"Expected a serialized {'Sequence' * sequence}Example; got other data ({error})."
+            f"Expected {place} to be a serialized {kind}; got other data ({error}). Leave the file out, or "
+            f"write its records as {kind}s."
         ) from error
     if not sequence:
         return Record(_values(parsed.features))

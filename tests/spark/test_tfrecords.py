@@ -1,7 +1,9 @@
 """DataFrames are written to TFRecord files and read back, and TensorFlow reads and writes the same."""
 
 import gzip
+import io
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
@@ -9,7 +11,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark import files
 from sparkdl.tfrecords import read_tfrecords, records, write_tfrecords
-from sparkdl.tfrecords.dataframe import _from_record
+from sparkdl.tfrecords.dataframe import _from_record, _records_in
 from sparkdl.tfrecords.records import Record
 
 MASTERS = ("local", "local-cluster", "standalone", "connect")
@@ -201,6 +203,8 @@ FEATURES = {"id": [2], "many": [1, 2], "word": [b"x"], "large": [2**40]}
         ("word", types.LongType(), "bytes values"),
         ("large", types.IntegerType(), f"{2**40}"),
         ("id", types.BooleanType(), "2"),
+        ("many", types.ArrayType(types.ArrayType(types.LongType())), "a single feature"),
+        ("word", types.ArrayType(types.ArrayType(types.BinaryType())), "a single feature"),
     ],
 )
 def test_a_column_that_a_record_does_not_fit_is_named(name, kind, given):
@@ -254,3 +258,20 @@ def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     (tmp_path / "torn.tfrecord").write_bytes(b"this is no record of any kind")
     with pytest.raises(Exception, match="incomplete or damaged header. Check that this is a TFRecord file"):
         read_tfrecords(str(tmp_path / "torn.tfrecord"), "id bigint").collect()
+    with open(tmp_path / "odd.tfrecord", "wb") as file:
+        records.write(file, [records.serialize(Record({"id": [1]})), b"\xff\xff\xff"])
+    for schema in (None, "id bigint"):
+        with pytest.raises(Exception, match=r"record 1 of \S+odd.tfrecord to be a serialized Example"):
+            read_tfrecords(str(tmp_path / "odd.tfrecord"), schema).collect()
+
+
+def test_a_compressed_file_that_cannot_be_read_is_named():
+    """A file that is not compressed, is truncated or is damaged is named."""
+    file = io.BytesIO()
+    records.write(file, [b"data" * 99])
+    packed = gzip.compress(file.getvalue())
+    for content in (file.getvalue(), packed[:-9], packed[:20] + b"\xff" * 99):
+        batch = pa.record_batch({"path": ["folder/part.gz"], "content": [content]})
+        ((_, data),) = _records_in([batch])
+        with pytest.raises(DataError, match=r"Expected folder/part\.gz to be a complete gzip file"):
+            list(data)

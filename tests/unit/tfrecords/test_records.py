@@ -32,13 +32,13 @@ def test_records_are_read_as_they_were_written(data):
 @given(FEATURES)
 def test_an_example_is_parsed_as_it_was_serialized(features):
     """Integers, 32-bit floats, bytes and empty features of an Example keep their values."""
-    assert Record(features) == parse(serialize(Record(features)), sequence=False)
+    assert Record(features) == parse(serialize(Record(features)), "record", sequence=False)
 
 
 @given(FEATURES, st.dictionaries(st.text(max_size=5), st.lists(VALUES, max_size=3), max_size=3))
 def test_a_sequence_is_parsed_as_it_was_serialized(features, lists):
     """The context and the nested lists of a SequenceExample keep their values."""
-    assert Record(features, lists) == parse(serialize(Record(features, lists)), sequence=True)
+    assert Record(features, lists) == parse(serialize(Record(features, lists)), "record", sequence=True)
 
 
 @given(st.data())
@@ -59,5 +59,5 @@ def test_a_feature_of_several_kinds_is_refused():
     """A feature with several kinds, and bytes that are not an Example, are refused."""
     with pytest.raises(DataError, match="The feature 'a' has values of several kinds"):
         serialize(Record({"a": [1, b"x"]}))
-    with pytest.raises(DataError, match="Expected a serialized SequenceExample"):
-        parse(b"\xff\xff\xff", sequence=True)
+    with pytest.raises(DataError, match="Expected record 1 of f to be a serialized SequenceExample"):
+        parse(b"\xff\xff\xff", "record 1 of f", sequence=True)
