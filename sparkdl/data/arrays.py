@@ -51,26 +51,36 @@ def as_rows(value: Any, name: str) -> AnyRows:
         return _of_matrix(value, name)
     if hasattr(value, "iloc"):
         return _of_strings(_of_pandas(value, name), name)
-    if hasattr(value, "detach"):  # a torch tensor, which may require a gradient or be on a GPU
-        value = value.detach().cpu()
-        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     array = value.to_numpy() if hasattr(value, "to_numpy") else array_of(value)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else _of_strings(array, name)
+    return _of_strings(array, name)
 
 
-def array_of(value: object) -> Array:
-    """Return a NumPy array from an array or a list nested to any depth; the strings of a list become objects.
+def array_of(value: Any) -> Array:
+    """Return a NumPy array from an array, a tensor, a number, or a list nested to any depth.
 
-    NumPy would give all strings the length of the longest one, remove NUL characters at their ends, and
-    convert numbers among them to strings.
+    bfloat16, which NumPy lacks, becomes float32. The strings of a list become objects. NumPy would give all
+    strings the length of the longest one, remove NUL characters at their ends, and convert numbers among
+    them to strings.
     """
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
-    array = np.asarray(value, object if isinstance(first, str | bytes) else None)
+    texts = isinstance(first, str | bytes) and first is not value
+    array = np.asarray(detached(value), object if texts else None)
     if isinstance(value, list | tuple) and array.dtype.kind in "US":
         array = np.asarray(value, object)
-    return array
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def detached(value: Any) -> Any:
+    """Return a tensor of torch, which may require a gradient or be on a GPU, as one that NumPy can read.
+
+    Other values are returned as they are.
+    """
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return value.float() if str(value.dtype) == "torch.bfloat16" else value
 
 
 def _is_missing(value: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparkdl.core.vectors import Array
-from sparkdl.data.arrays import AnyRows, as_bytes
+from sparkdl.data.arrays import AnyRows, as_bytes, detached
 from sparkdl.data.sparse import TEXT, SparseRows, TextRows, entry_of
 from sparkdl.errors import ConfigError, DataError
 
@@ -98,8 +98,8 @@ class Column:
             array = np.asarray(values)
             if array.dtype != np.object_ and array.shape[1:] == self.shape:
                 return self.cast(array, lambda row: f"row {first + row} of {place}")
-        except ValueError:
-            pass  # Ragged, or not only numbers; the rows are checked one by one.
+        except (ValueError, TypeError, RuntimeError):
+            pass  # Ragged, not only numbers, or torch's tensors; the rows are checked one by one.
         rows = self._each(self._row, values, place, first)
         return np.stack(rows) if rows else np.empty((0, *self.shape), self.dtype)
 
@@ -310,8 +310,8 @@ def count_sparse(value: Any) -> int:
 
 
 def as_array(value: object) -> Array:
-    """Return the value of a row, which may be a Spark vector, as an array."""
-    return np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    """Return the value of a row, which may be a Spark vector or a tensor, as an array."""
+    return np.asarray(value.toArray() if hasattr(value, "toArray") else detached(value))
 
 
 def share_of(refused: int, rows: int) -> str:

@@ -13,6 +13,7 @@ from sparkdl.core import tree
 from sparkdl.core.reduction import NUMBERS
 from sparkdl.core.validation import choose
 from sparkdl.core.vectors import Array
+from sparkdl.data.arrays import array_of
 from sparkdl.transport.exchange import Exchange
 from sparkdl.transport.messages import NO_ID, Kind, Update
 from sparkdl.worker import devices
@@ -49,9 +50,10 @@ class WorkerContext:
         repeated run.
 
         Args:
-            arrays: a NumPy array or a value that converts to one, a number, or dicts, lists and tuples of
-                these. The structure, shapes and dtypes have to be the same on all workers.
-            op: "mean" or "sum". A sum keeps the dtypes; the mean of integers is float64.
+            arrays: an array or a tensor of any library, also on a GPU, a number, or dicts, lists and tuples
+                of these. The structure, shapes and dtypes have to be the same on all workers.
+            op: "mean" or "sum". A sum keeps the dtypes; the mean of integers is float64. Values of
+                dtype bfloat16 become float32.
 
         Returns:
             NumPy arrays in the same structure; numbers in place of numbers.
@@ -96,7 +98,7 @@ class WorkerContext:
 
 
 def _numbers(path: str, value: object) -> Array:
-    array = np.asarray(value)
+    array = array_of(value)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in NUMBERS:
         raise TypeError(

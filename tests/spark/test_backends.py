@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+import sparkdl
 from sparkdl import SparkModel
 
 pytestmark = [pytest.mark.usefixtures("spark")]
@@ -73,3 +74,27 @@ def test_rows_to_validate_on_do_not_count_as_rows_of_an_epoch(problem, mode, fre
     assert [accuracy] * 6 == pytest.approx(history["accuracy"], rel=1e-5)
     assert [val_loss] * 6 == pytest.approx(history["val_loss"], rel=1e-5)
     assert [val_accuracy] * 6 == pytest.approx(history["val_accuracy"], rel=1e-5)
+
+
+def test_tensors_are_reduced():
+    """A variable, which on torch requires a gradient, and a bfloat16 tensor are reduced as arrays."""
+
+    def reduced(worker):
+        variable = keras.Variable([1.0, 2.0])
+        return worker.all_reduce((variable.value, keras.ops.ones(2, "bfloat16")), "sum")
+
+    for variable, half in sparkdl.run(reduced, num_workers=2):
+        np.testing.assert_array_equal(np.float32([2, 4]), variable, strict=True)
+        np.testing.assert_array_equal(np.float32([2, 2]), half, strict=True)
+
+
+def test_tensors_are_rows(spark, problem):
+    """Rows of an RDD may be tensors of the backend, which on torch may require a gradient."""
+    x = keras.Variable(problem.x[:20])
+    rows = [(row, label) for row, label in zip(x.value, problem.y[:20].tolist(), strict=True)]
+    model = problem.model()
+    expected = model.evaluate(problem.x[:20], problem.y[:20], verbose=0)
+
+    found = SparkModel(model).evaluate(spark.sparkContext.parallelize(rows, 2))
+
+    assert expected == pytest.approx(found, rel=1e-4)
