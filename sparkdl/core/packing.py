@@ -75,7 +75,10 @@ def unpack(data: bytes | memoryview) -> Any:
         part = data[start : start + size]
         return part if kind == "bytes" else np.frombuffer(part, kind).reshape(shape)
 
-    return json.loads(bytes(data[8:end]), object_hook=whole)
+    try:
+        return json.loads(bytes(data[8:end]), object_hook=whole)
+    except (TypeError, SyntaxError) as error:  # NumPy's errors for a name that is not a dtype
+        raise ValueError(f"Expected a record; got other data ({error}).") from error
 
 
 def like(template: Any, value: Any) -> Any:

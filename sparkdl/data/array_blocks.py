@@ -87,8 +87,11 @@ def decode(data: bytes) -> Block:
     Raises:
         ValueError: ``data`` is not the record of a block.
     """
-    keys, part, columns = packing.unpack(memoryview(data))
-    return Block(keys, part, tuple(map(_column_of, columns)))
+    try:
+        keys, part, columns = packing.unpack(memoryview(data))
+        return Block(keys, part, tuple(map(_column_of, columns)))
+    except (TypeError, AttributeError, SyntaxError) as error:  # a part has another type, or is not a dtype
+        raise ValueError(f"Expected the record of a block; got other data ({error}).") from error
 
 
 def _values_of(column: AnyRows) -> object:

@@ -1,5 +1,6 @@
 """Values are packed as bytes for the network and the disk, without pickle."""
 
+import json
 from collections import namedtuple
 from mmap import mmap
 
@@ -75,6 +76,15 @@ def test_what_has_no_place_in_a_record_is_refused():
     """An unsupported value is refused with the name of its type."""
     with pytest.raises(TypeError, match="not 'complex'"):
         pack({"a": [1, 2j]})
+
+
+@pytest.mark.parametrize("aside", [["float33", [1], 0], ["f4,(", [1], 0], ["int64", ["x"], 0], 7])
+def test_what_is_no_record_is_refused(aside):
+    """A record with an unknown dtype, or with another form, raises ValueError."""
+    text = json.dumps([{"<aside>": aside}]).encode()
+
+    with pytest.raises(ValueError, match="Expected a record; got other data"):
+        unpack(len(text).to_bytes(8, "little") + text + bytes(8))
 
 
 Pair = namedtuple("Pair", "first second")

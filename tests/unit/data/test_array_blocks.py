@@ -63,6 +63,26 @@ def test_every_kind_of_column_comes_back_as_it_was(start, count, size):
         require_equal([column[rows] for column in columns], block)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'["float32"', b'["float33"'),  # of an array
+        (b'["float32", [2, 3], {"', b'["float33", [2, 3], {"'),  # of sparse rows
+        (b'["float32", [2, 3], {"', b'["f4,(   ", [2, 3], {"'),
+        (b'["string", []', b'["string", 77'),
+    ],
+)
+def test_what_is_no_block_is_refused(old, new):
+    """A record with an unknown dtype, or with another form, raises ValueError."""
+    blocks = ArrayBlocks(1)
+    blocks.add_range(0, columns_of(4), 0, 4, size=4)
+    data = b"".join(array_blocks.encode(blocks.block(0, 0)))
+    assert old in data
+
+    with pytest.raises(ValueError, match="Expected .*; got other data"):
+        array_blocks.decode(data.replace(old, new, 1))
+
+
 @pytest.fixture
 def endpoint():
     """An endpoint that serves rows 7, 2, 5, 0 to task 0, in blocks of three, and row 1 to task 1."""
