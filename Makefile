@@ -80,7 +80,7 @@ test-fast: .venv/.made ## only the tests that need no JVM
 fuzz: .venv/.made-fuzz ## a million inputs each for the wire and for the endpoint; ARGS="--inputs N" for others
 	@for target in wire http; do .venv/bin/python -W error tests/fuzz.py $$target $(ARGS) || exit 1; done
 
-examples: .venv/.made ## run every example
+examples: .venv/.made ## run the examples, except those of demo and packed-job
 	@$(call spark,.venv) .venv/bin/python -m pytest tests/spark/test_examples.py --all $(ARGS)
 
 docs-run: .venv/.made ## run every Python block of the documentation

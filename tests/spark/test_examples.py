@@ -1,4 +1,7 @@
-"""The examples run as a reader runs them; `make examples` runs all of them."""
+"""The examples run as a reader runs them.
+
+`make examples` runs this file; `make demo` runs demo.py, and `make packed-job` spark_submit_job.py.
+"""
 
 import os
 import subprocess
