@@ -43,16 +43,15 @@ def copied(live: Any) -> Any:
 
     Unpickling a class that was pickled by value would replace the methods of the live class.
     """
-    import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
-
+    pickler: Any = _pickler()
     shared: list[Any] = []
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    class Pickler(pickler.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, thing: Any) -> Any:
             if isinstance(thing, FunctionType | ModuleType | type) and thing is not _shared_part:
                 shared.append(thing)
                 return _shared_part, (len(shared) - 1,)
-            found = reduced(thing, cloudpickle)
+            found = reduced(thing, pickler)
             return super().reducer_override(thing) if found is NotImplemented else found
 
     with io.BytesIO() as file:
@@ -60,9 +59,18 @@ def copied(live: Any) -> Any:
         data = file.getvalue()
     _copying.parts = shared
     try:
-        return cloudpickle.loads(data)  # bytes from this call, never from a socket
+        return pickler.loads(data)  # bytes from this call, never from a socket
     finally:
         del _copying.parts
+
+
+def _pickler() -> Any:
+    """Return cloudpickle, or PySpark's copy of it on an executor that sparkdl was sent to."""
+    try:
+        import cloudpickle
+    except ImportError:
+        from pyspark import cloudpickle
+    return cloudpickle
 
 
 _copying = threading.local()

@@ -412,3 +412,19 @@ def test_making_a_model_again_draws_nothing_from_the_global_generators(builds):
 
     assert checked
     assert expected == drawn()
+
+
+def test_an_executor_without_cloudpickle_restores_an_optimizer(monkeypatch):
+    """An optimizer from before a layer was frozen is restored with PySpark's copy of cloudpickle."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    model.layers[0].trainable = False
+    frozen = serialization.freeze(model)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
+    again = serialization.thaw(*frozen)
+
+    expected, found = (keras_variables.read(one.optimizer.variables) for one in (model, again))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
