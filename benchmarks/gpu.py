@@ -120,8 +120,8 @@ def work(worker, num_workers, endpoint, job, name, count):
     from sparkdl.data.blocks import TRAINING, Block
     from sparkdl.transport.exchange import Endpoint
     from sparkdl.worker.session import Attempt
-    from sparkdl.worker.tasks import Code
     from sparkdl.worker.train import train_task
+    from sparkdl.worker.user_code import Code
 
     x, y = rows_for(name, count)
     mine = ranks(even_split(count, num_workers), worker)

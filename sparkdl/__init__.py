@@ -10,7 +10,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from sparkdl._version import __version__
+
 # Packages of the distribution "sparkdl" (0.2.2) and of Databricks Runtime ML, which use the same folder.
 _FOREIGN = "estimators", "graph", "horovod", "image", "param", "transformers", "udf", "utils"
 

@@ -20,7 +20,7 @@ from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.display.choice import choose_display
-from sparkdl.driver.display.observation import ObservedDisplay, record_of
+from sparkdl.driver.display.observation import ObservedDisplay
 from sparkdl.driver.display.progress import Display, LineDisplay, Results
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
 from sparkdl.driver.remote_server import Store
@@ -31,7 +31,7 @@ from sparkdl.driver.training_job import TrainingJob
 from sparkdl.driver.training_record import TrainingRecord
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
 from sparkdl.errors import ConfigError
-from sparkdl.modeling import optimizers, serialization
+from sparkdl.modeling import keras_settings, optimizers, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.process.reasons import reason_of
@@ -39,6 +39,7 @@ from sparkdl.rules import choose
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
+from sparkdl.server.monitoring.record import RunRecord
 from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 
@@ -138,7 +139,7 @@ class FitRun:
         """Train; leave the model with the weights of the last complete merge, also after an error."""
         request = self.request
         over = self._begin() >= request.fit.epochs
-        self.record = record_of(request, self.training, self.driver.layouts.trainable.size)
+        self.record = _record_of(request, self.training, self.driver.layouts.trainable.size)
         if over:
             self.record.finish("finished")
             request.history.training, request.history.run = self.training, self.record.values()
@@ -455,4 +456,29 @@ def _rows_done(store: Store, epoch: int) -> int:
         member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
         for worker, member in tuple(store.members.items())
         if member.epoch >= epoch
+    )
+
+
+def _record_of(request: Request, training: TrainingRecord, parameters: int) -> RunRecord:
+    """Return the record of a fit that begins.
+
+    Args:
+        request: the request of the fit.
+        training: counts and settings of the run, as in ``History.training``.
+        parameters: number of trainable weights.
+    """
+    config = request.config
+    return RunRecord(
+        {
+            "model": request.model.name,
+            "mode": config.mode.value,
+            "frequency": str(config.frequency),
+            "merge": training["merge"],
+            "workers": request.num_workers,
+            "batch_size": training["batch_size"],
+            "first_epoch": request.fit.initial_epoch,
+            "epochs": request.fit.epochs,
+            "parameters": parameters,
+            "backend": keras_settings.backend(),
+        }
     )

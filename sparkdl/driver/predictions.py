@@ -18,7 +18,7 @@ from sparkdl.spark import preflight
 from sparkdl.spark.application import SparkApplication, application_of, ship
 from sparkdl.spark.jobs import StageFactory
 from sparkdl.worker.inference import InferenceJob
-from sparkdl.worker.tasks import Code
+from sparkdl.worker.user_code import Code
 
 
 def inference_stages(

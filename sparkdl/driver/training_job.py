@@ -25,8 +25,8 @@ from sparkdl.sources.base import MakeAction
 from sparkdl.spark import preflight
 from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.strategies import TrainSettings
-from sparkdl.worker.tasks import Code
 from sparkdl.worker.train import TrainJob
+from sparkdl.worker.user_code import Code
 
 
 @dataclass(frozen=True, kw_only=True)

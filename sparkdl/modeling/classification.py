@@ -9,6 +9,7 @@ import numpy as np
 from sparkdl.core.vectors import Array
 
 LEAST = 1e-38  # lower bound of a probability before its logarithm, near the smallest normal float32
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output if there are several
 
 
 class OutputKind(NamedTuple):

@@ -20,7 +20,7 @@ from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.column import LISTS, Column, natural
 from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind
+from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind, Shapes
 from sparkdl.sources.base import Action, MakeAction, NoRowsError, Source, first_value
 from sparkdl.sources.columns import (
     depth_of,
@@ -37,7 +37,7 @@ from sparkdl.spark import jobs
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.jobs import StageFactory
 from sparkdl.worker.task_rows import ArrowRows
-from sparkdl.worker.tasks import EvaluateFrameTask, EvaluateTask, PredictColumnsTask, Shapes, TrainTask
+from sparkdl.worker.tasks import EvaluateFrameTask, EvaluateTask, PredictColumnsTask, TrainTask
 
 INDEX_BITS = 33  # the low bits of monotonically_increasing_id: the row's position in its partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # exact as 32-bit floats

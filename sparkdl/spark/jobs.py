@@ -43,7 +43,8 @@ from sparkdl.spark.failures import explain, lacks_package
 from sparkdl.spark.slots import NOTICE_SECONDS, Wait
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker import tasks
-from sparkdl.worker.tasks import Code, Task
+from sparkdl.worker.tasks import Task
+from sparkdl.worker.user_code import Code
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")

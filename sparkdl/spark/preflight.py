@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
 
-import sparkdl
+from sparkdl import _version
 from sparkdl.errors import PreflightError
 
 MARK = "sparkdl-preflight:"
@@ -93,8 +93,8 @@ def expectations(backend: str | None, *, local: bool) -> Expected:
         "packages": packages,
         "backend": backend,
         "local": local,
-        "sparkdl": sparkdl.__version__,
-        "sparkdl_file": sparkdl.__file__,
+        "sparkdl": _version.__version__,
+        "sparkdl_file": str(Path(_version.__file__).with_name("__init__.py")),
         "mark": MARK,
         "missing": MISSING,
         "remedy": remedy(local=local),
@@ -152,8 +152,7 @@ def check(expected: Expected) -> None:
         fail(f"{expected['stale']}: {loaded.backend.backend()} instead of {expected['backend']} ({host}).")
     if importlib.util.find_spec("sparkdl") is None:
         fail(f"{expected['missing']} ({host}).")
-    import sparkdl
-
+    sparkdl = importlib.import_module("sparkdl")  # perhaps a different project of that name
     found = getattr(sparkdl, "__version__", "an unknown version")
     if found != expected["sparkdl"]:
         fail(

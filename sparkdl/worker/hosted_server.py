@@ -32,8 +32,8 @@ from sparkdl.server.state import EpochResult
 from sparkdl.transport import tls
 from sparkdl.transport.client import RETRIES, Connection
 from sparkdl.worker.session import Attempt
-from sparkdl.worker.tasks import Code
 from sparkdl.worker.train import TrainJob, train_task
+from sparkdl.worker.user_code import Code
 
 ASK_SECONDS = 1.0  # longest time for which a request of the client waits for an event
 LEAVE_SECONDS = 60.0  # longest wait for the other workers to finish before the endpoint closes

@@ -18,14 +18,14 @@ from sparkdl.data import arrow, blocks, spill
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.schema import Schema, as_pair
 from sparkdl.modeling.backends import prepare_backend
-from sparkdl.modeling.classification import classify
+from sparkdl.modeling.classification import OutputKind, Shapes, classify
 from sparkdl.modeling.execution import concatenate, predict, rows_of
 from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.keras_variables import layout_of, metric_variables, read
 from sparkdl.modeling.serialization import ModelSpec
 from sparkdl.worker.loop import evaluate
 from sparkdl.worker.model_cache import take_model, take_replica
-from sparkdl.worker.tasks import Code, PredictColumnsTask
+from sparkdl.worker.user_code import Code
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,18 @@ def features_of(row: Any, parts: int | None) -> Any:
 
 
 def predict_columns(
-    model: Model, job: InferenceJob, columns: Sequence[arrow.ArrowArray], task: PredictColumnsTask
+    model: Model,
+    job: InferenceJob,
+    columns: Sequence[arrow.ArrowArray],
+    *,
+    output: Shapes,
+    head: OutputKind,
+    decode: Mapping[int, arrow.Decode],
 ) -> arrow.ArrowArray:
-    """Return the predictions for Arrow arrays as one Arrow array."""
-    output, head = task.output, task.head
+    """Return the predictions for Arrow arrays as one Arrow array; ``PredictColumnsTask`` has the settings."""
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
-        parts = _arrays_of(columns, job, task.decode)
+        parts = _arrays_of(columns, job, decode)
         found = concatenate([_predict(model, job, arrays) for arrays in parts])
         predictions = [found[name] for name in output] if isinstance(found, dict) else leaves(found)
     else:

@@ -27,22 +27,19 @@ from sparkdl.data.blocks import EMPTY, TRAINING, Block, deal
 from sparkdl.data.schema import Counts, Sample
 from sparkdl.errors import DataError, SparkDLError, WorkerError
 from sparkdl.process.reasons import reason_of
-from sparkdl.rules import Rule
 from sparkdl.transport import client
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.worker.collective import WorkerContext, run_task
 from sparkdl.worker.session import Attempt
 from sparkdl.worker.task_rows import RddRows, RowFunction, TaskRows, computed, parts_made
+from sparkdl.worker.user_code import Code
 
 if TYPE_CHECKING:  # these import pyarrow, or Keras, which needs the task's devices set up first
     from sparkdl.data.arrow import Decode, RecordBatch
-    from sparkdl.modeling.classification import OutputKind
-    from sparkdl.modeling.configuration import Objects
-    from sparkdl.modeling.keras_types import Model
+    from sparkdl.modeling.classification import OutputKind, Shapes
     from sparkdl.worker.inference import InferenceJob
     from sparkdl.worker.train import TrainJob
 
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a row's prediction; by output if there are several
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -95,23 +92,6 @@ class Task(ABC, Generic[R_co]):
     @abstractmethod
     def run(self, given: Iterator[object], call: TaskCall) -> Iterator[R_co]:
         """Yield the task's results, and read all values that Spark gives the task."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """The user's code that a task needs, which is sent inside Spark's closure.
-
-    Attributes:
-        objects: the custom objects of the model.
-        builder: the function that builds the model, if there is one.
-        distribution: the function that makes the distribution over a worker's devices, if there is one.
-        rule: the rule, whose class may be the user's own; None for the rule of the settings.
-    """
-
-    objects: Objects = field(default_factory=dict)
-    builder: Callable[[], Model] | None = None
-    distribution: Callable[[], object] | None = None
-    rule: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -300,7 +280,9 @@ class PredictColumnsTask(Task[object]):
         job: InferenceJob = call.shared.value
         model = inference.load_model(job, self.code, call.threads)
         for columns in given:
-            yield inference.predict_columns(model, job, columns, self)
+            yield inference.predict_columns(
+                model, job, columns, output=self.output, head=self.head, decode=self.decode
+            )
 
 
 @dataclass(frozen=True)

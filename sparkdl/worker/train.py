@@ -24,7 +24,7 @@ from sparkdl.worker.model_cache import take_replica
 from sparkdl.worker.rebalance import rebalance
 from sparkdl.worker.session import Attempt, membership
 from sparkdl.worker.strategies import TrainSettings
-from sparkdl.worker.tasks import Code
+from sparkdl.worker.user_code import Code
 
 
 @dataclass(frozen=True, kw_only=True)

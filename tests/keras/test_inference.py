@@ -10,15 +10,15 @@ from vectors import VECTORS
 from sparkdl.modeling import serialization, signature
 from sparkdl.modeling.classification import AS_IT_IS
 from sparkdl.worker.inference import InferenceJob, load_model, predict_columns
-from sparkdl.worker.tasks import Code, PredictColumnsTask
+from sparkdl.worker.user_code import Code
 
 
 def predicted(model, column, batch_size):
     """Return a task's predictions for a column."""
     spec, objects = serialization.freeze(model, None, None, trains=False)
     job = InferenceJob(spec, batch_size, signature.known_features(model))
-    task = PredictColumnsTask(code=Code(objects), output=(1,), head=AS_IT_IS)
-    return predict_columns(load_model(job, task.code, 1), job, [column], task).to_numpy()
+    loaded = load_model(job, Code(objects), 1)
+    return predict_columns(loaded, job, [column], output=(1,), head=AS_IT_IS, decode={}).to_numpy()
 
 
 def test_wide_sparse_vectors_are_never_all_dense_at_once():

@@ -1,40 +1,11 @@
-"""Observation of a fit: the record that its live page and its report show."""
+"""A display that also fills the record of the run, which the live page and the report show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sparkdl.driver.display.progress import Display, Results
 from sparkdl.driver.remote_server import Store
-from sparkdl.driver.request import Request
-from sparkdl.modeling import keras_settings
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.record import RunRecord
-
-
-def record_of(request: Request, training: Mapping[str, object], parameters: int) -> RunRecord:
-    """Return the record of a fit that begins.
-
-    Args:
-        request: the request of the fit.
-        training: counts and settings of the run, as in ``History.training``.
-        parameters: number of trainable weights.
-    """
-    config = request.config
-    return RunRecord(
-        {
-            "model": request.model.name,
-            "mode": config.mode.value,
-            "frequency": str(config.frequency),
-            "merge": training["merge"],
-            "workers": request.num_workers,
-            "batch_size": training["batch_size"],
-            "first_epoch": request.fit.initial_epoch,
-            "epochs": request.fit.epochs,
-            "parameters": parameters,
-            "backend": keras_settings.backend(),
-        }
-    )
 
 
 class ObservedDisplay(Display):

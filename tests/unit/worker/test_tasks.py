@@ -12,6 +12,7 @@ from sparkdl.data.blocks import TRAINING, VALIDATION, Block
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
 from sparkdl.worker import task_rows, tasks
+from sparkdl.worker.user_code import Code
 
 SCHEMA = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
 ROWS = [
@@ -42,7 +43,7 @@ def test_every_kind_of_task_is_a_frozen_dataclass(kind):
 @pytest.mark.parametrize("rows", ROWS, ids=lambda rows: type(rows).__name__)
 def test_a_task_is_the_same_after_it_was_sent(rows):
     """Pickling keeps all values of a task."""
-    task = tasks.TrainTask(tasks.Code(), rows, checked=True)
+    task = tasks.TrainTask(Code(), rows, checked=True)
 
     assert task == cloudpickle.loads(cloudpickle.dumps(task))
 
