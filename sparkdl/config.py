@@ -26,9 +26,6 @@ MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 PlacementName = Literal["driver", "worker", "executors"]
 Frequency = Literal["batch", "epoch"] | int
-MergeName = Literal[
-    "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco", "adasum"
-]
 Verbose = Literal["auto", 0, 1, 2]
 
 

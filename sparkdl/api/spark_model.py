@@ -15,7 +15,6 @@ from sparkdl.api import saving, tracking
 from sparkdl.config import (
     CheckpointConfig,
     Frequency,
-    MergeName,
     ModeName,
     PlacementName,
     TrainConfig,
@@ -43,7 +42,7 @@ from sparkdl.modeling import (
 )
 from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.rules import Average, Rule, choose
+from sparkdl.rules import Average, MergeName, Rule, choose
 from sparkdl.server.state import CarriedState
 from sparkdl.settings import FaultTolerance, Network, Stragglers, with_deprecated
 from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of

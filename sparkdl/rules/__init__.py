@@ -10,7 +10,7 @@ the update on the worker.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sparkdl.errors import ConfigError
 from sparkdl.rules.adag import ADAG
@@ -42,8 +42,12 @@ __all__ = [
     "choose",
 ]
 
+# A new rule is a file in this package, and its entries in KINDS, MergeName and __all__.
 KINDS: tuple[type[Rule], ...] = Average, Sum, ADAG, DynSGD, AEASGD, EAMSGD, BMUF, FedOpt, DiLoCo, Adasum
 RULES = {rule.name: rule for rule in KINDS}
+MergeName = Literal[  # type checkers need each name written out; a test compares them with RULES
+    "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco", "adasum"
+]
 STUDIED = 8  # largest number of workers in the convergence study
 
 

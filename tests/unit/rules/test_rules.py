@@ -1,6 +1,7 @@
 """Rules: the effect of one update on the center, as in the literature."""
 
 import json
+import typing
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from sparkdl.rules import (
     DynSGD,
     FedOpt,
     Merge,
+    MergeName,
     Rule,
     Sum,
     apply,
@@ -458,6 +460,11 @@ def test_a_rule_is_chosen_by_its_name(name):
     mode = "asynchronous" if RULES[name].rounds else "synchronous"
 
     assert isinstance(choose(name, mode=mode, window=4).rule, RULES[name])
+
+
+def test_editors_complete_the_names_of_all_rules():
+    """The type of SparkModel's ``merge`` lists the name of every rule."""
+    assert tuple(RULES) == typing.get_args(MergeName)
 
 
 def test_a_rule_may_be_given():
