@@ -416,7 +416,7 @@ class SparkModel:
         cluster.require_python(keras_settings.backend())
         source.workers = cluster.slots()
         source.whole = signature.fixed_batch_size(self.model, batch_size=batch_size) is not None
-        if not isinstance(source, ArraySource):
+        if not source.ordered:
             refuse_stateful(self.model)
         source.schema, settled = settle(self.model, source, "test_step")
         self._settled = settled

@@ -16,7 +16,6 @@ from sparkdl.modeling import execution, keras_metrics, keras_settings, losses, s
 from sparkdl.modeling.keras_types import Model
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.sources.base import Source
-from sparkdl.sources.dataframe import FrameSource
 
 
 class FirstRow(NamedTuple):
@@ -42,12 +41,11 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
     Raises:
         DataError: the row does not fit the model, or the model fails on it.
     """
-    frame = isinstance(source, FrameSource)  # vectors of a DataFrame take the shape of the model's input
-    return settle_sample(model, source.peek(), step, frame=frame)
+    return settle_sample(model, source.peek(), step, reshape=source.reshaped)
 
 
 def settle_sample(
-    model: Model, sample: Sample, step: str | None = None, *, frame: bool = False
+    model: Model, sample: Sample, step: str | None = None, *, reshape: bool = False
 ) -> tuple[Schema, FirstRow]:
     """Return the columns of some rows, and a FirstRow made from one row, as ``settle`` does.
 
@@ -55,12 +53,12 @@ def settle_sample(
         model: the model.
         sample: the row.
         step: the step that the rows are for, "train_step" or "test_step"; None: predict.
-        frame: whether the row is one of a DataFrame.
+        reshape: whether values take the shape of the model's input, as vectors of a DataFrame do.
 
     Raises:
         DataError: the row does not fit the model, or the model fails on it.
     """
-    schema = signature.fit_features(model, sample.schema(keras_settings.float_type()), reshape=frame)
+    schema = signature.fit_features(model, sample.schema(keras_settings.float_type()), reshape=reshape)
     rows = signature.named_batch_size(model) or 1
     first = schema.batch(
         [

@@ -36,7 +36,7 @@ from sparkdl.modeling.keras_types import History, Model
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.state import CarriedState
 from sparkdl.sources import columns
-from sparkdl.sources.base import ArraySource, Source
+from sparkdl.sources.base import Source
 from sparkdl.sources.resolve import (
     make_source,
     require_partitions,
@@ -388,20 +388,19 @@ def _look_at_rows(
         weights = np.ones(1) if first.weights is None and fit.class_weight is not None else first.weights
         divides = losses.check(model, first.x, first.y, weights, first.predicted)
     classes = losses.classes_of(model, schema.template[1], first.predicted) if schema.labelled else {}
-    _judge_arrays(source, validation, classes, fit.nan)
+    _judge_rows(source, validation, classes, fit.nan)
     return _Rows(schema, first, settled, divides, classes)
 
 
-def _judge_arrays(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
-    """Refuse rows of arrays that cannot be trained on, or warn of them; workers check all other rows.
+def _judge_rows(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
+    """Refuse rows on the driver that cannot be trained on, or warn of them; workers check all other rows.
 
     Raises:
         DataError: there are such rows, and ``nan`` is "error".
     """
-    parts = ((TRAINING, source), (VALIDATION, held))
-    arrays = {part: each for part, each in parts if isinstance(each, ArraySource)}
-    found = [fault for part, each in arrays.items() for fault in each.faults(classes, part)]
-    rows = {part: each.count() for part, each in arrays.items()}
+    parts = {TRAINING: source} if held is None else {TRAINING: source, VALIDATION: held}
+    found = [fault for part, each in parts.items() for fault in each.faults(classes, part)]
+    rows = {part: each.count() or 0 for part, each in parts.items()}
     judge(sentences_of(found, rows, source.schema, classes), nan)
 
 

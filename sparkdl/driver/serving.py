@@ -17,7 +17,7 @@ from sparkdl.server.http_server import serve
 from sparkdl.server.monitoring.metrics import TOKEN_SETTING, metrics_token
 from sparkdl.server.monitoring.page import VIEWERS, Page
 from sparkdl.settings import Network, parse_port
-from sparkdl.sources.base import ArraySource, Source
+from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import StageFactory
 from sparkdl.transport import tls
@@ -63,7 +63,7 @@ def serving(
 def serving_rows(
     source: Source, cluster: SparkApplication, network: Network, stages: StageFactory, batch_size: int
 ) -> Iterator[StageFactory]:
-    """Serve the arrays of a source to the tasks of a job in a ``with`` block, if they are large.
+    """Serve the rows of a source to the tasks of a job in a ``with`` block, if it has rows to serve.
 
     Without an endpoint, for example because the only port is in use, the rows travel in the tasks.
 
@@ -78,8 +78,9 @@ def serving_rows(
         The stage factory of the job, with the endpoint if there is one.
     """
     with ExitStack() as stack:
-        if isinstance(source, ArraySource) and source.is_large(cluster):
-            token, rows = secrets.token_urlsafe(32), source.divided(cluster, batch_size)
+        rows = source.rows_to_serve(cluster, batch_size)
+        if rows is not None:
+            token = secrets.token_urlsafe(32)
             try:
                 app = make_rows_app(rows, token)
                 endpoint = stack.enter_context(_listening(app, token, cluster, network, READERS))

@@ -12,7 +12,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -48,7 +48,15 @@ class NoRowsError(DataError):
 class Source(ABC):
     """The user's rows, from arrays, an RDD, a DataFrame or a function.
 
+    A new kind of rows is a subclass, and its case in ``resolve.make_source``.
+
     Attributes:
+        kind: the kind of rows, as a phrase for error messages.
+        partners: the kinds of validation rows that can be dealt together with these training rows, as a
+            phrase. Kinds that can be dealt together have the same phrase.
+        over_connect: whether the rows can be sent over Spark Connect, which has no RDDs.
+        ordered: whether a job can compute the rows one after another in one task, as stateful layers need.
+        reshaped: whether values take the shape of the model's input.
         schema: the columns of every row, known once the first row has been read.
         indicator: the column of booleans that marks validation rows, if there is one.
         workers: the number of tasks, once it is known.
@@ -65,6 +73,11 @@ class Source(ABC):
         served: the arrays that the endpoint of the job serves to its tasks; None: there are none.
     """
 
+    kind: ClassVar[str]
+    partners: ClassVar[str]
+    over_connect: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False
+    reshaped: ClassVar[bool] = False
     schema: Schema
     indicator: str | None = None
     workers = 1
@@ -109,6 +122,24 @@ class Source(ABC):
         """Return the number of partitions; None if the rows are not partitioned."""
         return None
 
+    def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
+        """Return the faults that the driver can find, before workers check all other rows.
+
+        Args:
+            classes: the classes of label columns, by the index of the column.
+            part: the part that the rows belong to, TRAINING or VALIDATION.
+        """
+        return []
+
+    def rows_to_serve(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks | None:
+        """Return the rows if an endpoint should serve them, because they are too large to travel in tasks.
+
+        Args:
+            cluster: the Spark application, with a task for each slot.
+            batch_size: the number of rows of a batch, which stay together.
+        """
+        return None
+
 
 class ArraySource(Source):
     """NumPy arrays, or values that convert to arrays, on the driver.
@@ -119,6 +150,8 @@ class ArraySource(Source):
     Raises:
         DataError: the arrays differ in their number of rows, or one is a single number.
     """
+
+    kind, partners, ordered = "arrays", "arrays (x, y) or an RDD of (x, y)", True
 
     def __init__(self, sample: Sample) -> None:
         self.arrays = tuple(map(as_rows, sample.values, sample.names))
@@ -140,7 +173,7 @@ class ArraySource(Source):
         return self.sample.first_of(self.arrays)
 
     def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
-        """Return the faults in the arrays; ``part``: TRAINING or VALIDATION."""
+        """Return the faults in the arrays; ``part`` is TRAINING or VALIDATION."""
         found = Faults(self.schema, classes)
         columns, keys = self._columns(), np.arange(self.count(), dtype=np.uint64)
         for start in range(0, self.count(), 1 << 16):
@@ -235,14 +268,15 @@ class ArraySource(Source):
         columns = self.count() * sum(column.nbytes for column in self.schema.columns)
         return max(columns, sum(array.nbytes for array in self.arrays))
 
-    def is_large(self, cluster: SparkApplication) -> bool:
-        """Return True if a task's rows exceed SMALL_TASK_BYTES, with at most one task per slot."""
-        return self.nbytes > SMALL_TASK_BYTES * self._num_tasks(cluster.slots())
+    def rows_to_serve(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks | None:
+        """Return the rows if a task's share of them exceeds SMALL_TASK_BYTES, with at most one task per slot.
 
-    def divided(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks:
-        """Return the rows in order, divided into one task per slot, in blocks of whole batches."""
-        size = rows_per_block(self.schema.columns)
-        return self._divided(self._num_tasks(cluster.slots()), max(size - size % batch_size, batch_size))
+        They are in order, divided into one task per slot, in blocks of whole batches.
+        """
+        num_tasks, size = self._num_tasks(cluster.slots()), rows_per_block(self.schema.columns)
+        if self.nbytes <= SMALL_TASK_BYTES * num_tasks:
+            return None
+        return self._divided(num_tasks, max(size - size % batch_size, batch_size))
 
     def _num_tasks(self, wanted: int) -> int:
         """Return the number of tasks, at most one per evaluation batch."""
@@ -375,7 +409,7 @@ class RddSource(Source):
         labels: whether rows must have labels.
     """
 
-    of_a_plan = True
+    kind, partners, of_a_plan = "an RDD", ArraySource.partners, True
 
     def __init__(self, rdd: RDD[Any], counts: Counts = (None, None), *, labels: bool = True) -> None:
         self.rdd, self.counts, self.labels = rdd, counts, labels

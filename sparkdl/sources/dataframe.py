@@ -62,7 +62,8 @@ class FrameSource(Source):
         decode: the same functions, by the index of the column in the flattened sample.
     """
 
-    of_a_plan = True
+    kind = partners = "a DataFrame"
+    of_a_plan = over_connect = reshaped = True
 
     def __init__(
         self,

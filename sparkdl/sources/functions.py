@@ -30,6 +30,8 @@ class FunctionSource(Source):
         ConfigError: the function does not take two arguments.
     """
 
+    kind = partners = "a function"
+
     def __init__(self, function: RowFunction, counts: Counts, *, labels: bool = True) -> None:
         self.function, self.counts, self.labels = function, counts, labels
         try:

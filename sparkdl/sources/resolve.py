@@ -13,7 +13,7 @@ from sparkdl.data.arrow import Decode
 from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
 from sparkdl.sources.base import ArraySource, RddSource, Source
-from sparkdl.sources.dataframe import FrameSource, frame_source
+from sparkdl.sources.dataframe import frame_source
 from sparkdl.sources.functions import FunctionSource
 from sparkdl.spark.application import SparkApplication
 from sparkdl.worker.task_rows import RowFunction
@@ -175,9 +175,9 @@ def require_sendable(source: Source, cluster: SparkApplication) -> None:
     Raises:
         ConfigError: the rows are not a DataFrame and would travel as an RDD, which Spark Connect lacks.
     """
-    if cluster.remote and not isinstance(source, FrameSource):
+    if cluster.remote and not source.over_connect:
         raise ConfigError(
-            f"Over Spark Connect, rows should be a DataFrame; got {_kind(source)}. Create one from pandas "
+            f"Over Spark Connect, rows should be a DataFrame; got {source.kind}. Create one from pandas "
             "or lists with spark.createDataFrame, or use a classic SparkSession, without remote()."
         )
 
@@ -188,11 +188,10 @@ def require_partner(source: Source, held: Source) -> None:
     Raises:
         ConfigError: the rows cannot be dealt together. The message names the expected kind.
     """
-    alone = {FrameSource: "a DataFrame", FunctionSource: "a function"}  # arrays and RDDs go together
-    if alone.get(type(source)) != alone.get(type(held)):
-        what = alone.get(type(source), "arrays (x, y) or an RDD of (x, y)")
+    if source.partners != held.partners:
         raise ConfigError(
-            f"validation_data should be {what} if the training rows are {_kind(source)}; got {_kind(held)}."
+            f"validation_data should be {source.partners} if the training rows are {source.kind}; got "
+            f"{held.kind}."
         )
 
 
@@ -223,9 +222,9 @@ def require_partitions(source: Source, held: Source | None) -> None:
     Raises:
         ConfigError: the rows have no partitions, or ``validation_data`` would have to be dealt to workers.
     """
-    if isinstance(source, ArraySource | FunctionSource):
+    if not source.of_a_plan:
         raise ConfigError(
-            f"preserve_partitions needs an RDD or a DataFrame; got {_kind(source)}. Leave "
+            f"preserve_partitions needs an RDD or a DataFrame; got {source.kind}. Leave "
             "preserve_partitions out."
         )
     if held is not None:
@@ -233,16 +232,6 @@ def require_partitions(source: Source, held: Source | None) -> None:
             "validation_data needs a shuffle to deal its rows to the workers, but preserve_partitions=True "
             "shuffles nothing. Use validation_split, or validation_indicator_col with a DataFrame, instead."
         )
-
-
-def _kind(source: Source) -> str:
-    kinds = {
-        ArraySource: "arrays",
-        RddSource: "an RDD",
-        FrameSource: "a DataFrame",
-        FunctionSource: "a function",
-    }
-    return kinds[type(source)]
 
 
 def share_weights(source: Source, held: Source | None) -> Schema:

@@ -2,16 +2,21 @@
 
 import inspect
 from dataclasses import fields
+from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 
 from sparkdl import SparkModel
 from sparkdl.config import FitConfig, TrainConfig
-from sparkdl.driver.preparation import FitArguments, UserModel
+from sparkdl.data.schema import Sample
+from sparkdl.driver.preparation import FitArguments, UserModel, _look_at_rows
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables
 from sparkdl.server.state import CarriedState
+from sparkdl.sources.base import ArraySource, Source
+from sparkdl.sources.resolve import require_partitions, require_partner, require_sendable
 
 DEFAULTS = {
     name: parameter.default
@@ -70,3 +75,36 @@ def test_state_is_carried_on_only_to_the_same_model_and_number_of_workers():
     assert user.carried_state(3) is None
     model.layers[0].set_weights([weight + 1 for weight in model.layers[0].get_weights()])
     assert user.carried_state(2) is None
+
+
+class Table(Source):
+    """Rows of a kind that no other module of the package knows."""
+
+    kind = partners = "a table"
+
+    def peek(self):
+        """Return the first row."""
+        return Sample.of((np.ones(2), np.ones(1)), (1, 1))
+
+    def training(self, cluster, num_workers, *, seed, validation, split):
+        """Return nothing: no test trains on the rows."""
+
+    def evaluation(self, cluster, stages):
+        """Return nothing: no test evaluates the rows."""
+
+
+def test_a_new_kind_of_rows_needs_no_other_module():
+    """The checks before a fit take a subclass of Source that they do not know, and name it in errors."""
+    table, model = Table(), compiled()
+    arrays = ArraySource(Sample.of((np.ones((4, 2)), np.ones((4, 1))), (1, 1)))
+    user = UserModel(model=model, builder=None, custom_objects={}, config=TrainConfig())
+
+    with pytest.raises(ConfigError, match=r"be a table if the training rows are a table; got arrays\."):
+        require_partner(table, arrays)
+    with pytest.raises(ConfigError, match=r"needs an RDD or a DataFrame; got a table\."):
+        require_partitions(table, None)
+    with pytest.raises(ConfigError, match=r"rows should be a DataFrame; got a table\."):
+        require_sendable(table, SimpleNamespace(remote=True))
+    assert table.rows_to_serve(None, 32) is None
+    columns = _look_at_rows(user, FitConfig(), table, table, 1).schema.columns
+    assert [(2,), (1,)] == [column.shape for column in columns]
