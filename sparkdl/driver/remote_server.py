@@ -49,7 +49,7 @@ class RemoteCoordinator:
     """
 
     failure: SparkDLError | None = None  # failures arrive as the job's error
-    absent: frozenset[int] = frozenset()  # the run needs all workers
+    lost: frozenset[int] = frozenset()  # the run needs all workers
     # The endpoint in worker 0 does not report these.
     staleness: tuple[int, ...] = ()
     latest_staleness: Mapping[int, int] = MappingProxyType({})

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.5  # between two checks of the tasks of missing workers
 FINISH_SECONDS = 30.0  # the time that tasks may take to end after the last epoch
-ABSENT_SECONDS = 3.0  # the same if a worker is lost, because its task may never end
+LOST_SECONDS = 3.0  # the same if a worker is lost, because its task may never end
 
 
 @dataclass(kw_only=True)
@@ -183,7 +183,7 @@ class WorkerGroup:
 
     def finish(self) -> None:
         """Wait for the end of the job after the last epoch, and cancel it if it does not end."""
-        patience = ABSENT_SECONDS if self.store.absent else FINISH_SECONDS
+        patience = LOST_SECONDS if self.store.lost else FINISH_SECONDS
         if self.job is not None and not self.job.wait(patience):
             self.job.cancel()
         self._relay_logs(last=True)

@@ -11,9 +11,9 @@ generation from the last *snapshot*: the center and every worker's state, at the
 two rounds within an epoch. Without rounds, no merged update is rolled back, and a restarted worker continues
 after its last counted sequence number.
 
-If the run may continue without a lost worker, that worker becomes *absent*: the run does not wait for it, and
-its attempt is refused. A new attempt of the worker may rejoin and gets the state that it needs: in rounds at
-the next snapshot, otherwise at once.
+If the run may continue without a lost worker, the run does not wait for it, and its attempt is refused. A new
+attempt of the worker may rejoin and gets the state that it needs: in rounds at the next snapshot, otherwise
+at once.
 
 The parts share one lock and never call the coordinator:
 
@@ -161,7 +161,7 @@ class Coordinator(GroupCoordinator):
             member.held, member.validation_rows, member.notes = held, validation_rows, notes
             if not self.membership.agreed and self._all_ready():
                 self.rows.agree()
-            if begins and worker in self.absent:
+            if begins and worker in self.lost:
                 self.losses.readmit(worker)
             if begins and self.epochs.next_epoch(worker) < self.shape.epochs:
                 self.losses.enter_training(worker)
@@ -254,7 +254,7 @@ class Coordinator(GroupCoordinator):
                 self.snapshots.end_update(self.epochs.reports)
                 return schedule.reply()
             schedule.ending = schedule.short >= 0  # this round's replies tell all workers to end
-            self.counters["exchanges"] += self.shape.num_workers - len(self.absent)
+            self.counters["exchanges"] += self.shape.num_workers - len(self.lost)
             schedule.count_round(update)
             return schedule.reply(self.snapshots.end_round())
 
@@ -468,7 +468,7 @@ class Coordinator(GroupCoordinator):
 
     def _may_begin(self, worker: int) -> bool:
         """Return True if a worker may begin. A lost worker waits until it is readmitted or the run stops."""
-        if worker in self.absent:
+        if worker in self.lost:
             return self.stopping
         may = self.schedule.may_train(self.snapshot.epoch) or self.epochs.to_evaluate(worker) >= 0
         return self.membership.agreed and self._all_ready() and may

@@ -120,7 +120,7 @@ class Epochs:
                 self.state.is_over(update.generation)
                 or self.to_evaluate(update.worker) >= 0
                 or self.lacks_weights_of(update)
-                or update.worker in self.aggregation.absent
+                or update.worker in self.aggregation.lost
                 or self.schedule.stopping
                 or self._is_released(update.worker, through)
             )

@@ -112,9 +112,9 @@ class GroupCoordinator(ABC):
         return self.membership.members
 
     @property
-    def absent(self) -> set[int]:
+    def lost(self) -> set[int]:
         """The lost workers without which the run continues."""
-        return self.aggregation.absent
+        return self.aggregation.lost
 
     @property
     def snapshot(self) -> object:
@@ -151,10 +151,10 @@ class GroupCoordinator(ABC):
 
     def _lose_replica(self, worker: int, member: Member) -> None:
         """With rounds, count a restarted worker as lost; refuse it if the group has to restart."""
-        if not self.membership.agreed or not self.aggregation.has_rounds or worker in self.absent:
+        if not self.membership.agreed or not self.aggregation.has_rounds or worker in self.lost:
             return
         self.lose(worker, f"Worker {worker} on {member.host} (process {member.pid}) was restarted.")
-        if worker not in self.absent:
+        if worker not in self.lost:
             raise RefusedError(409, f"Worker {worker} cannot rejoin; the run restarts from its snapshot.")
 
     @abstractmethod
@@ -316,7 +316,7 @@ class GroupCoordinator(ABC):
             for worker in tuple(self.members):
                 self.aggregation.leave(worker)
             self.membership.clear()
-            self.absent.clear()
+            self.lost.clear()
             self.aggregation.generation = self.generation
             self.aggregation.attempts.clear()
             self._restart()

@@ -125,9 +125,9 @@ class Snapshots(ABC):
 
     def substitute(self) -> int | None:
         """Return the worker that reports the shared weights if worker 0 is lost, else None."""
-        if not self.shape.plan.joint or 0 not in self.aggregation.absent:
+        if not self.shape.plan.joint or 0 not in self.aggregation.lost:
             return None
-        return min(k for k in range(self.shape.num_workers) if k not in self.aggregation.absent)
+        return min(k for k in range(self.shape.num_workers) if k not in self.aggregation.lost)
 
     def lacks_weights(self, report: EpochReports) -> bool:
         """Return True if worker 0 was lost before it reported the shared weights."""

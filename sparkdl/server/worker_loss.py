@@ -26,8 +26,8 @@ class WorkerLoss:
 
     def lose(self, worker: int, reason: str) -> None:
         """Continue without a worker, or fail the run if it may not continue or would have no rows left."""
-        absent = self.aggregation.absent
-        left = [k for k in range(self.shape.num_workers) if k != worker and k not in absent]
+        lost = self.aggregation.lost
+        left = [k for k in range(self.shape.num_workers) if k != worker and k not in lost]
         may_go_on = self.shape.goes_on and self.membership.agreed
         if may_go_on and any(self.schedule.plans[0].rows[k] for k in left):
             self.state.counters["lost"] += 1
@@ -59,7 +59,7 @@ class WorkerLoss:
 
     def readmit_waiting(self) -> None:
         """Readmit returning workers at a snapshot, except those already counted in the open round."""
-        for worker in sorted(self.aggregation.absent):
+        for worker in sorted(self.aggregation.lost):
             member = self.membership.members[worker]
             if member.lost or member.held is None or self._are_rounds_over():
                 continue

@@ -72,7 +72,7 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
         reference.train_on_batch(problem.x[rows], problem.y[rows])
 
     assert problem.distance(model, reference, start) <= 20  # Adam
-    assert {worker} == stores[0].absent
+    assert {worker} == stores[0].lost
     assert 1 - worker == stores[0].snapshot.speaker
 
 

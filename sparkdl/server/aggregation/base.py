@@ -33,7 +33,7 @@ class Aggregation(ABC):
         round: number of the open round, if there are rounds.
         whole: True if the open round waits for all workers, regardless of quorum and timeout.
         working: number of workers that have rows.
-        absent: lost workers, which are not waited for until they return.
+        lost: lost workers, which are not waited for until they return.
         parameters: trainable variables of the center; with replicas, those of the last snapshot.
         statistics: moving statistics.
         version: number of changes of the center: merged updates or rounds, and calls of
@@ -60,7 +60,7 @@ class Aggregation(ABC):
     def __init__(self, parameters: Vector, statistics: Vector, num_workers: int) -> None:
         self.parameters, self.statistics = parameters, statistics
         self.num_workers = self.working = num_workers
-        self.absent: set[int] = set()
+        self.lost: set[int] = set()
         self.version = self.merges = 0
         self.generation = 0
         self.state: Any = None
@@ -98,7 +98,7 @@ class Aggregation(ABC):
     def lose(self, worker: int) -> None:
         """Stop waiting for a worker, and accept nothing from it until it returns."""
         with self.changed:
-            self.absent.add(worker)
+            self.lost.add(worker)
             self.changed.notify_all()
 
     def may_come_back(self, worker: int) -> bool:
@@ -108,7 +108,7 @@ class Aggregation(ABC):
     def come_back(self, worker: int) -> None:
         """Readmit a lost worker, which continues after its last counted update."""
         with self.changed:
-            self.absent.discard(worker)
+            self.lost.discard(worker)
 
     def begin(self, sequence: int) -> None:
         """Discard the open round and open the one with this number, if there are rounds."""
@@ -142,8 +142,8 @@ class Aggregation(ABC):
         """Take the center of a snapshot that all replicas have reached, if workers have replicas."""
 
     def all_of(self, workers: Collection[int]) -> bool:
-        """Return True if each worker is one of these or absent."""
-        return len(self.absent.union(workers)) == self.num_workers
+        """Return True if each worker is one of these or lost."""
+        return len(self.lost.union(workers)) == self.num_workers
 
     def body_bytes(self) -> int:
         """Return the size of an update's sections in bytes."""
@@ -219,7 +219,7 @@ def check_current(aggregation: Aggregation, update: Update) -> None:
         raise RefusedError(
             409, f"Generation {update.generation} is over; the run is at {aggregation.generation}."
         )
-    if update.worker in aggregation.absent:
+    if update.worker in aggregation.lost:
         raise RefusedError(409, f"The run continues without worker {update.worker}.")
     attempt = aggregation.attempts.get(update.worker, update.attempt)
     if attempt != update.attempt:

@@ -76,7 +76,7 @@ class SynchronousRounds(Aggregation):
 
     def _open(self) -> None:
         self.rows, self.loss, self.weight = 0, 0.0, 0.0
-        self.awaited = set(range(self.num_workers)) - self.absent
+        self.awaited = set(range(self.num_workers)) - self.lost
         self.with_rows, self.late, self.deadline = 0, 0, inf
         self.steps = 0
         self.early: dict[int, Update] = {}
@@ -245,7 +245,7 @@ class SynchronousRounds(Aggregation):
 
     def _answered_by_all(self) -> int:
         """Return the last round whose reply was given to every present worker."""
-        return min(sequence for worker, sequence in self.answered.items() if worker not in self.absent)
+        return min(sequence for worker, sequence in self.answered.items() if worker not in self.lost)
 
     def _close(self, control: Control) -> None:
         parameters, statistics = (reduction.result() for reduction in self.reductions)

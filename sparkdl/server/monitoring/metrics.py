@@ -126,9 +126,9 @@ def _workers(store: GroupCoordinator) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     states = GaugeMetricFamily("sparkdl_workers", "Workers by state.", labels=["state"])
-    there = store.members.keys() - store.absent
-    missing = store.shape.num_workers - len(there | store.absent)
-    for state, number in ("joined", len(there)), ("lost", len(store.absent)), ("missing", missing):
+    there = store.members.keys() - store.lost
+    missing = store.shape.num_workers - len(there | store.lost)
+    for state, number in ("joined", len(there)), ("lost", len(store.lost)), ("missing", missing):
         states.add_metric([state], number)
     yield states
     labels = ["worker"]

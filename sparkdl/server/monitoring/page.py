@@ -138,7 +138,7 @@ class Page:
         return self.record.values(), {"Cache-Control": "no-store"}
 
     def events(self) -> ResponseReturnValue:
-        """Return a stream of what is new since the last event that the browser received.
+        """Return a stream of the changes since the last event that the browser received.
 
         Raises:
             RefusedError: there are too many streams.

@@ -179,7 +179,7 @@ def test_an_update_counts_once_in_its_round():
 
 
 def test_a_request_does_not_wait_for_ever():
-    """A waiting worker is told to ask again without its body, and then gets the reply of its round."""
+    """A waiting worker has to repeat its request without the body, and then gets the reply of its round."""
     store = begun(store_of(workers=2, size=1))
     with impatient():
         reply = push(store, 0, [2.0])
@@ -530,7 +530,7 @@ def bounded(kind, bound, workers):
 @pytest.mark.parametrize("kind", KINDS)
 @given(bound=st.integers(0, 3), turns=st.lists(st.integers(0, 2), max_size=40))
 def test_nobody_gets_further_ahead_than_the_bound(kind, bound, turns):
-    """A worker too far ahead is merged and told to ask again until the slowest worker has moved."""
+    """A worker too far ahead is merged, and repeats its request until the slowest worker has moved."""
     center, clocks, waiting = bounded(kind, bound, 3), [0, 0, 0], set()
     with impatient():
         for worker in turns:

@@ -108,7 +108,7 @@ def test_a_reply_that_was_lost_is_given_again(gang):
 
 
 def test_a_worker_that_waits_asks_again(gang):
-    """A request that waits longer than the endpoint's patience is told to ask again."""
+    """A worker repeats a request that waits longer than the endpoint's patience."""
     store, workers = gang
     update = Update(
         kind=Kind.ARRAYS, rows=1, metrics=b"<f4", state=bytes(8), run=RUN, generation=1, layout=b"l" * 16

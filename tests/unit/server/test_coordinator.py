@@ -104,7 +104,7 @@ def test_a_gang_without_rows_ends_by_name():
 
 
 def test_who_is_early_is_told_to_ask_again():
-    """A worker that is ready before the others or the driver is told to ask again."""
+    """A worker that is ready before the others or the driver has to repeat its request."""
     store = store_of(workers=2)
     with impatient():
         store.join(0, 1, 1, "host", 1)

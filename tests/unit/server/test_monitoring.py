@@ -244,7 +244,7 @@ def test_a_used_link_is_explained_to_a_person(port, page):
 
 
 def test_refused_viewers_are_no_refused_requests(port, page):
-    """The counts of a run have refused requests of workers and strangers, and none of the page's viewers."""
+    """The counts of a run have refused requests of workers and unknown clients, not of the page's viewers."""
     cookie, _ = opened(port, page)
     for path in ("/", "/?key=used", "/state", "/events"):
         ask(port, path)

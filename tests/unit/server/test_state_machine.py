@@ -1,6 +1,6 @@
 """Laws of a coordinator under any events: versions only grow, a sequence counts once, nothing is lost.
 
-Workers make one step at a time, in one thread and by a test clock. None blocks: each is told to ask again.
+Workers make one step at a time, in one thread and by a test clock. No request waits: each is repeated later.
 Every update holds a whole number, so that the center is the exact sum of the counted updates.
 """
 
@@ -63,8 +63,8 @@ class Machine(RuleBasedStateMachine):
     Attributes:
         kind: class of the coordinator.
         goes_on_without: True if the run continues without a lost worker.
-        absent: workers without which the run continues.
-        waiting_room: absent workers that wait to return.
+        lost: workers without which the run continues.
+        waiting_room: lost workers that wait to return.
         ledger: expected state of the coordinator.
         noted: expected state of its newest snapshot.
         kept: a checkpoint, and its expected state.
@@ -118,9 +118,9 @@ class Machine(RuleBasedStateMachine):
         self.generation, self.version = 1, 0
 
     def join_all(self):
-        """Let the worker group form. Each worker but the last is told to ask again."""
+        """Let the worker group form. Each worker but the last has to repeat its request."""
         self.sent = [None] * WORKERS
-        self.absent, self.waiting_room = set(), set()
+        self.lost, self.waiting_room = set(), set()
         self.store.release(self.store.snapshot.epoch, NEVER)
         for worker in range(WORKERS):
             self.join(worker)
@@ -202,7 +202,7 @@ class Machine(RuleBasedStateMachine):
     def supersede(self, worker, seconds):
         """A newer attempt replaces a silent one, but not an active one."""
         self.pass_time(seconds)
-        if worker in self.absent:
+        if worker in self.lost:
             return
         if self.now - self.heard[worker] < SILENCE:
             assert not self.join(worker)
@@ -245,11 +245,11 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def there(self):
-        return set(range(WORKERS)) - self.absent
+        return set(range(WORKERS)) - self.lost
 
     def gone(self, worker):
         """Record a worker as lost by a run that continues."""
-        self.absent.add(worker)
+        self.lost.add(worker)
         self.waiting_room.discard(worker)
         self.sent[worker] = None
 
@@ -289,13 +289,13 @@ class OneByOneLaw:
 
     Attributes:
         counted: value of each update, by worker and sequence.
-        said: last reported state of each worker.
+        states: last reported state of each worker.
         reports: pairs of a worker and an epoch that it has reported.
         handed: number of losses that the driver has.
     """
 
     counted: dict = field(default_factory=dict)
-    said: dict = field(default_factory=dict)
+    states: dict = field(default_factory=dict)
     reports: set = field(default_factory=set)
     handed: int = 0
 
@@ -313,7 +313,7 @@ class OneByOne(Machine):
     Attributes:
         over: epochs that all workers present at some moment had reported.
         unsaid: workers that have not reported their state since the last snapshot within an epoch.
-        told: workers of ``unsaid`` that know it.
+        aware: workers of ``unsaid`` that know it.
         stood: last report of each worker's state within an epoch.
     """
 
@@ -324,7 +324,7 @@ class OneByOne(Machine):
         super().open_store()
 
     def join_all(self):
-        self.absent, self.told, self.stood = set(), set(), [None] * WORKERS
+        self.lost, self.aware, self.stood = set(), set(), [None] * WORKERS
         self.note_ends()
         super().join_all()
 
@@ -348,8 +348,8 @@ class OneByOne(Machine):
         self.note_ends()
 
     def let_in(self, worker, begin):
-        """Readmit an absent worker at once."""
-        self.absent.discard(worker)
+        """Readmit a lost worker at once."""
+        self.lost.discard(worker)
         self.goes_on(worker, begin)
 
     def center(self):
@@ -362,9 +362,9 @@ class OneByOne(Machine):
         """A worker begins after its last counted update, in the epoch that it has not reported."""
         assert self.ledger.next_sequence(worker) == begin["sequence"]
         assert self.epoch_of(worker) == begin["epoch"]
-        assert self.ledger.said.get(worker, b"") == self.restored(worker).state
+        assert self.ledger.states.get(worker, b"") == self.restored(worker).state
         self.sent[worker] = self.stood[worker] = None
-        self.told.discard(worker)
+        self.aware.discard(worker)
         self.leave(worker)
         self.enter(worker)
         if begin["epoch"]:
@@ -404,20 +404,20 @@ class OneByOne(Machine):
 
     def stand(self, worker):
         """Let a worker that was asked to report its state do so before it continues."""
-        if worker not in self.told:
+        if worker not in self.aware:
             return
         epoch, sequence = self.epoch_of(worker), self.ledger.next_sequence(worker)
-        said = {"state": self.is_now(worker, epoch), "metrics": b"m", "rows": ROWS}
-        self.stood[worker] = self.say(worker, Kind.STATE, epoch=epoch, sequence=sequence, **said)
+        fields = {"state": self.is_now(worker, epoch), "metrics": b"m", "rows": ROWS}
+        self.stood[worker] = self.say(worker, Kind.STATE, epoch=epoch, sequence=sequence, **fields)
         self.give(self.stood[worker])
-        self.ledger.said[worker] = said["state"]
+        self.ledger.states[worker] = fields["state"]
         self.unsaid.discard(worker)
-        self.told.discard(worker)
+        self.aware.discard(worker)
 
     @rule(worker=workers_)
     def stand_again(self, worker):
         """A repeated report of a worker's state does not replace a newer one."""
-        if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.told:
+        if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.aware:
             unsaid = worker in self.store.snapshots.awaited
             self.give(stood)
             assert unsaid or worker not in self.store.snapshots.awaited
@@ -452,7 +452,7 @@ class OneByOne(Machine):
         assert flag == reply.flags
         assert flag & Flag.AGAIN or self.center() == reply.parameters[0]
         if flag & Flag.SEND_STATE:
-            self.told.add(worker)
+            self.aware.add(worker)
 
     @rule(worker=workers_, again=st.booleans())
     def repeat(self, worker, again):
@@ -465,7 +465,7 @@ class OneByOne(Machine):
     @rule(worker=workers_, known=st.booleans())
     def pull(self, worker, known):
         """A worker requests the current center, which it may have."""
-        if worker in self.absent:
+        if worker in self.lost:
             return
         version = self.store.aggregation.version if known else 0
         reply = self.give(self.say(worker, Kind.CENTER, base_version=version))
@@ -488,7 +488,7 @@ class OneByOne(Machine):
             report = report_of(self.store, worker, epoch, metrics=b"m", state=state, **self.stamp(worker))
             for _ in range(1 + twice):
                 self.give(report)
-            self.ledger.said[worker] = state
+            self.ledger.states[worker] = state
             self.ledger.reports.add((worker, report.epoch))
             self.note_ends()
             self.sent[worker] = None
@@ -654,7 +654,7 @@ class InRounds(Machine):
         self.note_cut()
 
     def let_in(self, worker, begin):
-        """Let an absent worker wait for a snapshot."""
+        """Let a lost worker wait for a snapshot."""
         assert begin is None
         self.waiting_room.add(worker)
 
@@ -666,11 +666,11 @@ class InRounds(Machine):
         self.seen = store.newest_snapshot
         self.noted = deepcopy(self.ledger)
         for worker in sorted(self.waiting_room - self.open.keys()):
-            self.absent.discard(worker)
+            self.lost.discard(worker)
             self.waiting_room.discard(worker)
             self.returning.add(worker)
             self.at[worker] = self.missed[worker] = self.ledger.version
-        assert self.absent == store.absent
+        assert self.lost == store.lost
 
     def reporters(self, epoch):
         return self.reported
@@ -678,14 +678,14 @@ class InRounds(Machine):
     @property
     def mute(self):
         """True if the shared weights were not reported before worker 0 was lost."""
-        return self.joint and 0 in self.absent and not self.spoken
+        return self.joint and 0 in self.lost and not self.spoken
 
     def give(self, update):
         """Hand an update to the coordinator, and record a request for the shared weights."""
         reply = super().give(update)
         if reply.flags & Flag.SPEAK:
             assert self.joint
-            assert 0 in self.absent
+            assert 0 in self.lost
             assert min(self.there) == update.worker
             if not reply.flags & Flag.AGAIN:
                 self.speaks.add(update.worker)
@@ -707,7 +707,7 @@ class InRounds(Machine):
 
     def step(self, worker, value, twice):
         """Take a worker's next step, perhaps twice: report its state, ask again, end its epoch or push."""
-        if worker in self.absent:
+        if worker in self.lost:
             assert worker not in self.waiting_room or self.ready(worker) is None
         elif worker in self.returning:
             self.goes_on_again(worker, self.ready(worker))
@@ -799,8 +799,8 @@ class InRounds(Machine):
     def standing_as(self, worker, kind, **fields):
         speaks = self.joint and worker in self.speaks
         replica = [self.replicas[worker], -self.replicas[worker]] if speaks else EMPTY
-        said = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.snapshot.epoch}
-        return self.say(worker, kind, **said | fields)
+        sent = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.snapshot.epoch}
+        return self.say(worker, kind, **sent | fields)
 
     def report(self, worker, twice):
         """A worker ends its epoch, with the shared weights if asked."""
@@ -890,7 +890,7 @@ class GoingOn:
     @rule(worker=workers_)
     def lose(self, worker):
         """A worker, active or waiting to return, is silent for too long, and the driver looks."""
-        if len(self.there - {worker}) == 0 or worker in self.absent - self.waiting_room:
+        if len(self.there - {worker}) == 0 or worker in self.lost - self.waiting_room:
             return
         self.pass_time(STALL + 1)
         for other in (self.there | self.waiting_room) - {worker}:
@@ -898,7 +898,7 @@ class GoingOn:
             self.store.heartbeat(other, self.generation, self.attempts[other], 0, 0, 0, [])
         assert self.store.wait_epoch(self.store.shape.epochs, 0) is None
         self.gone(worker)
-        assert self.absent == self.store.absent
+        assert self.lost == self.store.lost
 
     @settled
     @precondition(lambda self: getattr(self, "standing", None))
@@ -909,22 +909,22 @@ class GoingOn:
         for _ in range(2):
             self.step(worker, value, False)
         self.lose(worker)
-        if worker in self.absent:
+        if worker in self.lost:
             assert self.join(worker)
             self.let_in(worker, self.ready(worker))
 
-    @precondition(lambda self: self.absent - self.waiting_room)
+    @precondition(lambda self: self.lost - self.waiting_room)
     @rule(data=st.data())
     def push_of_the_lost(self, data):
         """Messages of a lost attempt change nothing."""
-        worker = data.draw(st.sampled_from(sorted(self.absent - self.waiting_room)))
+        worker = data.draw(st.sampled_from(sorted(self.lost - self.waiting_room)))
         self.refuse(self.update(worker, 60, self.store.aggregation.next_sequence(worker)))
 
-    @precondition(lambda self: self.absent)
+    @precondition(lambda self: self.lost)
     @rule(data=st.data())
     def come_back(self, data):
-        """Spark starts the task of an absent worker again, perhaps repeatedly."""
-        worker = data.draw(st.sampled_from(sorted(self.absent)))
+        """Spark starts the task of a lost worker again, perhaps repeatedly."""
+        worker = data.draw(st.sampled_from(sorted(self.lost)))
         if worker in self.waiting_room and self.now - self.heard[worker] < SILENCE:
             assert not self.join(worker)
             return
@@ -1025,7 +1025,7 @@ class TakesBackTooEarly(WorkerLoss):
     """A part that readmits a worker whose update is already in the round after the snapshot."""
 
     def readmit_waiting(self):
-        for worker in sorted(self.aggregation.absent):
+        for worker in sorted(self.aggregation.lost):
             member = self.membership.members[worker]
             if not member.lost and member.held is not None:
                 self.return_worker(worker)

@@ -75,7 +75,7 @@ def test_a_silent_worker_is_named_and_the_run_goes_on(mode):
     lose(store, 1)
     said = store.take_log()[-1]
 
-    assert ({1}, None, (1, 0)) == (store.absent, store.failure, counts(store))
+    assert ({1}, None, (1, 0)) == (store.lost, store.failure, counts(store))
     assert logging.WARNING == said["level"]
     assert "Worker 1 on host (process 1) has sent no heartbeat for 11 s" in said["message"]
     assert said["message"].endswith("The run continues without this worker.")
@@ -130,7 +130,7 @@ def test_a_run_whose_workers_are_all_lost_fails(mode):
     assert isinstance(store.failure, WorkerLostError)
     assert "Worker 0 on host" in str(store.failure)
     store.restart()
-    assert set() == store.absent
+    assert set() == store.lost
 
 
 def test_workers_without_rows_are_nobody_to_go_on_with():
@@ -289,7 +289,7 @@ def test_a_worker_comes_back_at_once_where_there_are_no_rounds(mode):
 
     assert (2, 0, True) == (begin["sequence"], begin["epoch"], begin["restore"])
     assert (Answer.CENTER, 2) == (restored.kind, restored.version)
-    assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.absent, store.aggregation.clocks, counts(store))
+    assert (set(), {0: 0, 1: 1}, (1, 1)) == (store.lost, store.aggregation.clocks, counts(store))
     assert "Worker 1 on host is back." == store.take_log()[-1]["message"]
 
 
@@ -451,7 +451,7 @@ def test_a_worker_comes_back_to_rounds_when_an_epoch_begins(joint):
     assert store.snapshot.parameters.tolist() == restored.parameters.tolist()
     assert (b"op" if joint else b"") == restored.state
     assert (Flag.AGAIN, Flag.NONE) == (waits, closed)
-    assert (set(), (1, 1)) == (store.absent, counts(store))
+    assert (set(), (1, 1)) == (store.lost, counts(store))
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -476,7 +476,7 @@ def test_a_cut_is_made_for_a_worker_that_comes_back_in_the_middle_of_an_epoch(jo
 
     assert (2, 0, True, b"") == (begin["sequence"], begin["epoch"], begin["restore"], restored.metrics)
     assert store.snapshot.parameters.tolist() == restored.parameters.tolist()
-    assert (set(), (1, 1)) == (store.absent, counts(store))
+    assert (set(), (1, 1)) == (store.lost, counts(store))
 
 
 def test_a_worker_does_not_come_back_to_an_epoch_whose_last_round_has_closed():
@@ -492,7 +492,7 @@ def test_a_worker_does_not_come_back_to_an_epoch_whose_last_round_has_closed():
         give(store, report_of(store, 0, flags=Flag.STOP, metrics=b"m", state=b"o"))
 
     assert Flag.SEND_STATE | Flag.STOP == last & (Flag.SEND_STATE | Flag.STOP)
-    assert {1} == store.absent
+    assert {1} == store.lost
     assert store.wait_epoch(0, 0) is not None
 
 
@@ -543,7 +543,7 @@ def test_a_worker_whose_update_is_in_the_round_after_a_cut_waits_for_the_next_on
 
 
 def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
-    """In rounds, an attempt that replaces a silent one is absent until the next snapshot."""
+    """In rounds, an attempt that replaces a silent one takes part from the next snapshot on."""
     store = going_on(silence=3.0)
     store.at(2.0)
     assert not store.join(1, 1, 2, "host", 1)
@@ -551,7 +551,7 @@ def test_a_newer_attempt_takes_the_place_of_a_silent_one_in_rounds():
     assert come_back(store, 1) is None
     said = [entry["message"] for entry in store.log]
 
-    assert ({1}, (1, 0), None) == (store.absent, counts(store), store.failure)
+    assert ({1}, (1, 0), None) == (store.lost, counts(store), store.failure)
     assert ["Worker 1 on host (process 1) was restarted. The run continues without this worker."] == said
     assert 409 == status_of(lambda: push(store, 1, [1.0]))
 
@@ -563,20 +563,20 @@ def test_a_worker_that_waits_to_come_back_and_is_silent_is_lost_again():
     assert come_back(store, 1) is None
     lose(store, 1)
 
-    assert ({1}, (2, 0)) == (store.absent, counts(store))
+    assert ({1}, (2, 0)) == (store.lost, counts(store))
     assert come_back(store, 1, attempt=3) is None
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_run_that_stops_sends_home_who_waits_to_come_back(joint):
-    """A returning worker is told to end if the run stops, and no round waits for it."""
+    """A returning worker gets the answer to end if the run stops, and no round waits for it."""
     store = going_on(joint=joint, merge=None if joint else "average")
     lose(store, 1)
     assert come_back(store, 1) is None
     store.stop()
 
     assert ready_again(store, 1)["stop"]
-    assert {1} == store.absent
+    assert {1} == store.lost
 
 
 def test_nobody_comes_back_after_the_last_epoch():
@@ -588,7 +588,7 @@ def test_nobody_comes_back_after_the_last_epoch():
         give(store, report_of(store, 0))
     store.commit(store.wait_epoch(0, 0).snapshot)
 
-    assert ({1}, (1, 0)) == (store.absent, counts(store))
+    assert ({1}, (1, 0)) == (store.lost, counts(store))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -599,12 +599,12 @@ def test_a_worker_that_comes_back_with_other_rows_is_refused(mode):
 
     with pytest.raises(RefusedError, match="restarted with 9 rows instead of 10"):
         come_back(store, 1, rows=9)
-    assert {1} == store.absent
+    assert {1} == store.lost
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_workers_are_there_again_after_a_restart(mode):
-    """After a restart, all workers take part again, including absent ones."""
+    """After a restart, all workers take part again, including lost ones."""
     store = going_on(mode, workers=2, joint=False, optimizer=1)
     lose(store, 1)
     with impatient():
@@ -614,4 +614,4 @@ def test_all_workers_are_there_again_after_a_restart(mode):
     begun(store, attempt=5)
     states = [give(store, update_of(store, k, kind=Kind.RESTORE, attempt=5)).state for k in (0, 1)]
 
-    assert ([b"o", b""], set()) == (states, store.absent)
+    assert ([b"o", b""], set()) == (states, store.lost)
