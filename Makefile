@@ -113,7 +113,7 @@ test-all: test test-lowest test-highest test-backends packed-job ## the whole pr
 # -- checks of the text ---------------------------------------------------------------------------
 
 .PHONY: lint types docs pictures notebooks
-lint: .venv/.made-dev ## ruff: rules and layout; import-linter: layers; sizes and first lines of docstrings
+lint: .venv/.made-dev ## ruff: rules and layout; import-linter: layers; sizes and docstrings
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/lint-imports --no-cache

@@ -203,7 +203,7 @@ def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarra
 
 
 def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float) -> dict:
-    """Return the resources, counters and faults of a run; the options are a Gang's."""
+    """Return the resources, counters and faults of a run; the options are those of its workers."""
     store, faults = store_of(workers), Counter()
     with ExitStack() as stack:
         app = make_app(store, TOKEN, Traffic())

@@ -137,7 +137,7 @@ def together(*calls):
 
 @contextlib.contextmanager
 def impatient():
-    """Make no request wait in a coordinator: it is told to ask again instead."""
+    """Let no request wait in a coordinator; its answer is to repeat the request."""
     with mock.patch.object(limits, "PATIENCE", 0.0):
         yield
 

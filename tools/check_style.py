@@ -1,7 +1,8 @@
-"""Check the length of classes, functions and files, the arguments of calls, docstrings, and private names.
+"""Check the size of classes, functions, files and folders, the arguments of calls, docstrings, private names.
 
 Ruff counts statements and parameters, but neither lines nor the arguments of a call. A docstring's first
-line names a thing or gives an order: one that starts with "What" or "Return whether" does neither. Private
+line names a thing or gives an order: one that starts with "What" or "Return whether" does neither, and in the
+package no first line has such a clause. Docstrings use the words of the field, and each test has one. Private
 attributes of other packages are named in a few files only, so that a new version of such a package is checked
 against these.
 
@@ -15,9 +16,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CLASS, FUNCTION, FILE, POSITIONAL = 400, 60, 500, 5
+CLASS, FUNCTION, FILE, POSITIONAL, MODULES = 400, 60, 500, 5, 20
 FACADE = "api/spark_model.py"  # its docstrings are the reference of the public API, and are not counted
 HEADLESS = re.compile(r"(\w+ )?(what|whether|who|how|where|which|those)\b", re.IGNORECASE)
+CLAUSE = re.compile(r"\b(what|whether)\b", re.IGNORECASE)
+WORDS = {  # words that docstrings do not use, and the field's words for them
+    "gang": "worker group",
+    "strangers": "pending connections",
+    "absent": "lost",
+    "mute": "silent",
+    "said": "reported",
+    "told": "informed",
+}
 # The files that may use private attributes of Keras, Spark, MLflow and cheroot.
 INTERNALS = (
     "modeling/keras_internals.py",
@@ -65,11 +75,35 @@ def problems(path: Path) -> Iterator[str]:
                 yield f"{where}: {called} is called with {len(node.args)} positional arguments; name them"
 
 
-def first_lines(path: Path) -> Iterator[str]:
-    """Yield each docstring of a file whose first line names no thing and gives no order, in words."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if _docstring(node) and HEADLESS.match(first := ast.get_docstring(node).splitlines()[0]):
-            yield f"{path}:{getattr(node, 'lineno', 1)}: name the thing, or give an order: {first}"
+def crowded(folder: Path) -> Iterator[str]:
+    """Yield each folder in a package, and the package itself, that has too many modules, in words."""
+    for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        modules = [path for path in inner.glob("*.py") if path.name != "__init__.py"]
+        if len(modules) > MODULES:
+            yield f"{inner}: {len(modules)} modules; a folder has at most {MODULES}"
+
+
+def docstrings(path: Path, *, package: bool) -> Iterator[str]:
+    """Yield each fault of the docstrings of a file, in words.
+
+    Args:
+        path: the file.
+        package: whether the file is part of the package, whose first lines have no headless clauses at all.
+    """
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if not _docstring(node):
+            continue
+        where, text = f"{path}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node)
+        first = text.splitlines()[0]
+        if HEADLESS.match(first) or (package and CLAUSE.search(first)):
+            yield f"{where}: name the thing, or give an order: {first}"
+        for word, better in WORDS.items():
+            if re.search(rf"\b{word}\b", text, re.IGNORECASE):
+                yield f'{where}: write "{better}" or the like instead of "{word}"'
+    for node in tree.body if path.name.startswith("test_") else ():
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not _docstring(node):
+            yield f"{path}:{node.lineno}: {node.name} has no docstring; write a sentence"
 
 
 def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -122,10 +156,12 @@ def main() -> int:
     parser.add_argument("--docstrings", nargs="*", default=[], help="folders of which only docstrings count")
     options = parser.parse_args()
     paths = files_in(options.folders)
+    others = files_in(options.docstrings)
     found = [problem for path in paths for problem in problems(path)] + list(foreign(paths))
-    paths += files_in(options.docstrings)
-    found += [problem for path in paths for problem in first_lines(path)]
-    print("\n".join(found) or f"{len(paths)} files keep the rules.")
+    found += [problem for folder in options.folders for problem in crowded(Path(folder))]
+    found += [problem for path in paths for problem in docstrings(path, package=True)]
+    found += [problem for path in others for problem in docstrings(path, package=False)]
+    print("\n".join(found) or f"{len(paths) + len(others)} files keep the rules.")
     return int(bool(found))
 
 

@@ -124,7 +124,7 @@ CALLS, LATENCY = "the number of workers", "the latency"
 
 
 def _parts(nbytes: int, placement: str, cluster: Cluster) -> dict[str, float]:
-    """Return the seconds of each part of an exchange of all workers, by what it depends on."""
+    """Return the seconds of each part of an exchange of all workers, by its limiting factor."""
     per_host = ceil(cluster.num_workers / cluster.hosts)
     if placement == "driver":
         served, sent = cluster.num_workers, 2.0 * cluster.num_workers

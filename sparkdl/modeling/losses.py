@@ -381,7 +381,7 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
 
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:
-    """Return the name of the only loss of a model, and whether it takes logits.
+    """Return the name of the only loss of a model, and True if it takes logits.
 
     The result is ("", False) if the model has several losses or none.
     """

@@ -411,7 +411,7 @@ def num_partitions(frame: DataFrame) -> int:
 
 
 def _forget_plan(frame: DataFrame, *, run: bool) -> None:
-    """Remove the shuffle files of a DataFrame; ``run``: whether its whole plan ran."""
+    """Remove the shuffle files of a DataFrame. ``run`` is True if its whole plan ran."""
     with suppress(Exception):  # a failed cleanup must not hide the job's result or error
         shuffles = spark_internals.shuffles_of(frame, run=run)
         spark_internals.forget_shuffles(frame.sparkSession.sparkContext, shuffles)

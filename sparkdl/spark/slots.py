@@ -43,7 +43,12 @@ class Application(Protocol):
 
 
 class Wait(NamedTuple):
-    """The reason why workers have not begun, as a clause, and whether they wait for slots."""
+    """The reason why workers have not begun.
+
+    Attributes:
+        reason: the reason, as a clause.
+        for_slots: whether the workers wait for slots.
+    """
 
     reason: str = "other jobs may occupy the slots"
     for_slots: bool = True

@@ -68,7 +68,7 @@ def last_finish(bar: Any) -> Any:
 
 
 def stages_of(context: Any, tag: str) -> list[tuple[bool, int]]:
-    """Return, for each stage of the jobs with a tag, whether it was submitted and its number of tasks."""
+    """Return, for each stage of the jobs with a tag, True if it was submitted, and its number of tasks."""
     tracker = _scala(context).statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
     ids = sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()})
@@ -177,7 +177,7 @@ def shuffle_of(rdd: Any) -> int:
 
 
 def shuffles_of(frame: Any, *, run: bool) -> list[int]:
-    """Return the ids of the shuffles of a DataFrame that ran; ``run``: whether its whole plan ran."""
+    """Return the ids of the shuffles of a DataFrame that ran. ``run`` is True if its whole plan ran."""
     return list(_shuffles_of(frame._jdf.queryExecution().executedPlan(), run=run))  # PySpark 3.5 to 4.3
 
 

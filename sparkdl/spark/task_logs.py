@@ -1,4 +1,4 @@
-"""Suppression of what Spark prints about the tasks of a job: lines about failures, and its progress bar.
+"""Suppression of Spark's output about the tasks of a job: lines about failures, and its progress bar.
 
 sparkdl raises a failure as one error, and draws its own progress bar.
 """

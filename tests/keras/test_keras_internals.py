@@ -74,7 +74,7 @@ def test_the_trainable_flag_of_a_layer_alone_is_set():
 
 
 def test_layers_that_add_losses_are_found():
-    """A layer that calls add_loss is told from one that does not."""
+    """A layer that calls add_loss is found, and a layer that does not is not."""
     layer, other = Penalized(), layers.Dense(1, kernel_regularizer="l2")
     layer(X)
     other(X)
@@ -264,7 +264,7 @@ def test_the_shapes_of_predictions_are_computed():
 
 @pytest.mark.backend("tensorflow")
 def test_a_callback_that_profiles_is_known(tmp_path):
-    """TensorBoard profiles batches if it is told to; on other backends it often cannot."""
+    """TensorBoard profiles batches if it is set up to do so; on other backends it often cannot."""
     assert keras_internals.profiles_batches(keras.callbacks.TensorBoard(tmp_path, profile_batch=2))
     assert not keras_internals.profiles_batches(keras.callbacks.TensorBoard(tmp_path, profile_batch=0))
 

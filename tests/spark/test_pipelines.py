@@ -932,7 +932,7 @@ def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table)
 
 
 def test_sql_predicts(spark, problem, table):
-
+    """A registered model predicts in SQL; an argument of the wrong type is an error of the query."""
     model = problem.model()
     spark.udf.register("score", predict_udf(model, batch_size=50))
     table.createOrReplaceTempView("points")

@@ -1,4 +1,4 @@
-"""`make lint` refuses private parts of other packages outside of the files for them."""
+"""`make lint` refuses unclear docstrings, crowded folders, and private parts of other packages."""
 
 import importlib.util
 from pathlib import Path
@@ -63,19 +63,52 @@ def test_private_parts_of_this_package_are_not_refused(text, found):
 
 
 @pytest.mark.parametrize(
-    ("line", "refused"),
+    ("line", "in_the_package", "elsewhere"),
     [
-        ("What a window does to a replica.", True),
-        ("Return whether a worker is lost.", True),
-        ("Where it runs.", True),
-        ("Strategies for one window of local training.", False),
-        ("Return True if a worker is lost.", False),
-        ("Exclude an idle worker from the staleness bound, wherever it is.", False),
+        ("What a window does to a replica.", True, True),
+        ("Return whether a worker is lost.", True, True),
+        ("Where it runs.", True, True),
+        ("Return the rows and whether they are held out.", True, False),
+        ("Suppression of what Spark prints.", True, False),
+        ("Strategies for one window of local training.", False, False),
+        ("Return True if a worker is lost.", False, False),
+        ("Exclude an idle worker from the staleness bound, wherever it is.", False, False),
     ],
 )
-def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, refused):
-    """A docstring whose first line begins with a word such as "what" or "whether" is refused."""
+def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, in_the_package, elsewhere):
+    """A first line with a clause of "what" or "whether" is refused: in the package, or at its start."""
     module = tmp_path / "module.py"
     module.write_text(f'"""{line}"""\n')
 
-    assert refused == bool(list(check_style.first_lines(module)))
+    assert in_the_package == bool(list(check_style.docstrings(module, package=True)))
+    assert elsewhere == bool(list(check_style.docstrings(module, package=False)))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('"""Workers.\n\nThe gang has ended.\n"""', 'write "worker group" or the like instead of "gang"'),
+        ('def run():\n    """Return the absent worker."""', 'write "lost" or the like instead of "absent"'),
+        ("def test_rows():\n    pass", "test_rows has no docstring; write a sentence"),
+    ],
+)
+def test_docstrings_use_the_words_of_the_field_and_each_test_has_one(check_style, tmp_path, text, problem):
+    """A word that the field does not use and a test without a docstring are refused."""
+    module = tmp_path / "test_module.py"
+    module.write_text(text)
+
+    (found,) = check_style.docstrings(module, package=False)
+
+    assert found.endswith(problem)
+
+
+def test_folders_stay_small(check_style, tmp_path):
+    """A folder of more than 20 modules is refused; ``__init__.py`` is not counted."""
+    (tmp_path / "inner").mkdir()
+    for name in ["__init__", *range(20)]:
+        (tmp_path / f"inner/{name}.py").touch()
+    assert [] == list(check_style.crowded(tmp_path))
+
+    (tmp_path / "inner/20.py").touch()
+
+    assert [f"{tmp_path}/inner: 21 modules; a folder has at most 20"] == list(check_style.crowded(tmp_path))

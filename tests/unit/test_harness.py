@@ -21,6 +21,7 @@ def runs(monkeypatch):
 
 
 def test_answers_are_taken_up_where_the_data_lies_elsewhere(tmp_path, runs):
+    """An answer in the journal is used again on a machine that keeps the data in another folder."""
     path, spec = str(tmp_path / "journal.jsonl"), harness.Spec("plain", data="/here/mnist")
     first = harness.Journal(path).run(spec, 0)
     again = harness.Journal(path)
@@ -31,6 +32,7 @@ def test_answers_are_taken_up_where_the_data_lies_elsewhere(tmp_path, runs):
 
 
 def test_another_round_or_setting_is_run(tmp_path, runs):
+    """Another round or another setting is a run of its own."""
     path, spec = str(tmp_path / "journal.jsonl"), harness.Spec("plain")
     for round_, setting in ((0, spec), (1, spec), (0, replace(spec, optimizer="adam"))):
         harness.Journal(path).run(setting, round_)
@@ -68,6 +70,7 @@ def contestants(tmp_path, monkeypatch):
 
 
 def test_one_trains_while_the_others_wait(contestants):
+    """Contestants train one at a time, and all end a turn before the next turn begins."""
     contestants()
     specs = [harness.Spec(name, turns=3) for name in ("plain", "moving", "sparkdl")]
     answers = harness.in_turns(specs)
@@ -81,6 +84,7 @@ def test_one_trains_while_the_others_wait(contestants):
 
 
 def test_what_the_host_took_is_told_by_turn_and_the_calmer_half_counts(contestants, monkeypatch):
+    """Each turn has the share of time that the host took, and only the half with the least counts."""
     clock = iter([(0, 0), (5, 100), (5, 100), (25, 200), (25, 200), (25, 300), (25, 300), (115, 400)])
     monkeypatch.setattr(harness, "ticks", lambda: next(clock))
     contestants()
@@ -96,6 +100,7 @@ def test_what_the_host_took_is_told_by_turn_and_the_calmer_half_counts(contestan
 
 
 def test_the_clock_of_the_processors_goes_on():
+    """The machine's clock reports the ticks that passed, and how many of them the host took."""
     stolen, passed = harness.ticks()
     assert 0 <= stolen <= passed
     assert passed > 0
@@ -107,6 +112,7 @@ def test_the_clock_of_the_processors_goes_on():
     [("raise ValueError('no luck')", "exit status 1: .*no luck"), ("time.sleep(60)", "not done within 4 s")],
 )
 def test_who_fails_or_hangs_holds_up_nobody(contestants, misfortune, error):
+    """A contestant that fails or hangs has an error, and the others finish."""
     contestants(misfortune)
     specs = [harness.Spec(name, turns=2) for name in ("plain", "sparkdl")]
     failed, other = harness.in_turns(specs, timeout=4)

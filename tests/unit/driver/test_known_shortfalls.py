@@ -70,6 +70,7 @@ def test_a_rule_as_an_object_is_warned_of_where_its_settings_are_the_usual():
 
 @pytest.mark.parametrize(("points", "said"), [(float("inf"), "diverged"), (2.5, "scored 2.5 points")])
 def test_a_warning_says_what_was_seen_and_what_does_better(points, said):
+    """A warning has the measured result, the setting that it belongs to, and one that does better."""
     words = words_of(Shortfall("synchronous", "n", "sum", False, 8, points, "tabular"), "synchronous")
 
     assert said in words
