@@ -180,7 +180,7 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     from sparkdl.data import blocks, spill
     from sparkdl.data.batch_plan import Plan
     from sparkdl.data.blocks import Block
-    from sparkdl.modeling.backends import make_replica, prepare_backend
+    from sparkdl.modeling.backends.choice import make_replica, prepare_backend
 
     prepare_backend(1)
     import contestants

@@ -19,7 +19,7 @@ from sparkdl.modeling import (
     serialization,
     signature,
 )
-from sparkdl.modeling.backends import distributed, make_replica, sliced_tables
+from sparkdl.modeling.backends.choice import distributed, make_replica, sliced_tables
 from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.rules import choose
 from sparkdl.server.aggregation import AggregationSpec, GradientRounds, make_aggregation

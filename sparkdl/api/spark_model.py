@@ -40,7 +40,7 @@ from sparkdl.modeling import (
     signature,
     trainability,
 )
-from sparkdl.modeling.backends import require_distribution, require_supported, with_keras_optimizer
+from sparkdl.modeling.backends.choice import require_distribution, require_supported, with_keras_optimizer
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.rules import Average, MergeName, Rule, choose
 from sparkdl.server.state import CarriedState

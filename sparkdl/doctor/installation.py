@@ -113,7 +113,7 @@ def name() -> Finding:
 
 def keras() -> Finding:
     """Import Keras, and check its backend."""
-    from sparkdl.modeling.backends import require_supported
+    from sparkdl.modeling.backends.choice import require_supported
 
     require_supported(os.environ.get("KERAS_BACKEND") or "tensorflow")
     try:

@@ -17,7 +17,7 @@ from sparkdl.driver.remote_server import RemoteCoordinator, Store
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
-from sparkdl.modeling.backends import sliced_tables
+from sparkdl.modeling.backends.choice import sliced_tables
 from sparkdl.modeling.keras_types import Callback
 from sparkdl.rules import Average, Rule
 from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation

@@ -17,7 +17,7 @@ from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data import arrow, blocks, spill
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.schema import Schema, as_pair
-from sparkdl.modeling.backends import prepare_backend
+from sparkdl.modeling.backends.choice import prepare_backend
 from sparkdl.modeling.classification import OutputKind, Shapes, classify
 from sparkdl.modeling.execution import concatenate, predict, rows_of
 from sparkdl.modeling.keras_types import Model

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.core.vectors import LARGE, trim
-from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Replica
+from sparkdl.modeling.backends.choice import make_replica
 from sparkdl.modeling.configuration import Objects
 from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.serialization import ModelSpec, restore, thaw

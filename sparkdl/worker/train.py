@@ -12,7 +12,7 @@ from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.schema import Schema
 from sparkdl.modeling import optimizers
-from sparkdl.modeling.backends import distributed, has_gpu, prepare_backend
+from sparkdl.modeling.backends.choice import distributed, has_gpu, prepare_backend
 from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.keras_variables import Layouts, set_generators
 from sparkdl.modeling.serialization import ModelSpec

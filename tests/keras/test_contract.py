@@ -15,8 +15,8 @@ from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import Plan, ranks
 from sparkdl.errors import ModelError
 from sparkdl.modeling import checks, keras_metrics, optimizers
-from sparkdl.modeling.backends import make_replica
 from sparkdl.modeling.backends.base import Center, Mean
+from sparkdl.modeling.backends.choice import make_replica
 from sparkdl.server.aggregation import GradientRounds
 from sparkdl.worker.loop import Loop
 

@@ -9,7 +9,7 @@ from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
 from sparkdl.driver.description import describe
 from sparkdl.modeling import keras_metrics, keras_variables
-from sparkdl.modeling.backends import with_keras_optimizer
+from sparkdl.modeling.backends.choice import with_keras_optimizer
 from sparkdl.rules import FedOpt
 
 SCHEMA = Schema((Column("x", (8,), "float32"), Column("y", (1,), "float32")), (0, 1))

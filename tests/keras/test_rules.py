@@ -12,7 +12,7 @@ from simulator import World
 from sparkdl import SparkModel
 from sparkdl.data.batch_plan import ranks
 from sparkdl.errors import ConfigError, DivergedError
-from sparkdl.modeling.backends import with_keras_optimizer
+from sparkdl.modeling.backends.choice import with_keras_optimizer
 from sparkdl.rules import AEASGD, Adasum, DiLoCo, FedOpt
 from sparkdl.rules.outer import SGD
 from sparkdl.server.aggregation import Hybrid

@@ -13,8 +13,8 @@ from simulator import World
 
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
-from sparkdl.modeling.backends import make_replica, sliced_tables
 from sparkdl.modeling.backends.base import Mean
+from sparkdl.modeling.backends.choice import make_replica, sliced_tables
 from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.local_exchange import LocalExchange
