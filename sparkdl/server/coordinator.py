@@ -59,7 +59,6 @@ from sparkdl.server.state import (
     RowsHeld,
     RunSpec,
     Snapshot,
-    spooled,
 )
 from sparkdl.server.worker_loss import WorkerLoss
 from sparkdl.transport.exchange import Begin, Notes
@@ -438,24 +437,11 @@ class Coordinator(GroupCoordinator):
         """Return the snapshot of a run that ends early: the committed one, with the current weights.
 
         If the run has diverged or a merge has failed so that the center cannot be used, return the committed
-        snapshot unchanged. If workers have replicas and no stopped worker has reported its weights, return
-        the snapshot of the last epoch that has ended.
+        snapshot unchanged.
         """
         with self.changed:
-            if self.screening.useless or self.broken:
-                return self.snapshot
-            if not self.aggregation.has_replicas:
-                return self.snapshots.present()
-            report = self.epochs.stopped_with_weights()
-            if report is None:
-                return self.epochs.last_ended()
-            return replace(
-                self.snapshot,
-                parameters=report.parameters,
-                statistics=report.statistics,
-                states={report.worker: spooled(report.state)},
-                progress=self.progress,
-            )
+            useless = self.screening.useless or self.broken
+            return self.snapshot if useless else self.epochs.stopped_snapshot()
 
     @property
     def reported(self) -> bool:

@@ -9,7 +9,7 @@ from sparkdl.server.aggregation import Aggregation, limits
 from sparkdl.server.run_state import RunState
 from sparkdl.server.schedule import Schedule
 from sparkdl.server.snapshots import Reports, Snapshots
-from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot
+from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot, spooled
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
@@ -229,7 +229,26 @@ class Epochs:
         if self.schedule.plans:
             self.snapshots.begin()
 
-    def last_ended(self) -> Snapshot:
+    def stopped_snapshot(self) -> Snapshot:
+        """Return the committed snapshot with the current weights, for a run that ends early.
+
+        If workers have replicas and no stopped worker has reported its weights, return the snapshot of the
+        last epoch that has ended.
+        """
+        if not self.aggregation.has_replicas:
+            return self.snapshots.present()
+        report = self.stopped_with_weights()
+        if report is None:
+            return self._last_ended()
+        return replace(
+            self.snapshots.committed,
+            parameters=report.parameters,
+            statistics=report.statistics,
+            states={report.worker: spooled(report.state)},
+            progress=self.schedule.progress,
+        )
+
+    def _last_ended(self) -> Snapshot:
         """Return the snapshot of the last epoch that has ended, committed or not."""
         ended = [report.snapshot for report in self.reports.values() if report.snapshot is not None]
         return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
