@@ -55,7 +55,7 @@ class CheckpointPolicy:
         self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
         self.on_event: Callable[[str, str], object] = no_event
 
-    def restore_store(self, store: Coordinator) -> None:
+    def restore_store(self, store: Store) -> None:
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
@@ -140,13 +140,14 @@ class FolderPolicy(CheckpointPolicy):
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
         self.settings["seed"] = self.seed
 
-    def restore_store(self, store: Coordinator) -> None:
+    def restore_store(self, store: Store) -> None:
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be saved in a checkpoint, or differs in structure from
                 the saved state.
         """
+        assert isinstance(store, Coordinator)  # noqa: S101 - checkpoint_policy refuses placement="worker"
         state = store.aggregation.state
         try:
             packing.parts(state)
@@ -203,7 +204,7 @@ class FolderPolicy(CheckpointPolicy):
 
     def keep(self, store: Store, logs: Results | None = None) -> None:
         """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
-        if not isinstance(store, Coordinator) or not store.plans or store.broken:
+        if not store.plans or store.broken:
             return
         if self.checkpoints.asks():
             store.request_snapshot()
@@ -230,8 +231,6 @@ class FolderPolicy(CheckpointPolicy):
         Raises:
             CheckpointError: another run has taken the folder over, or has written to it.
         """
-        if not isinstance(store, Coordinator):
-            return
         model = self.request.model
         try:
             if model.stop_training or before != keras_variables.digests(model.weights):
@@ -248,7 +247,7 @@ class FolderPolicy(CheckpointPolicy):
         """Wait until all checkpoints are written."""
         self.checkpoints.close()
 
-    def _save(self, store: Coordinator, snapshot: Snapshot, logs: Results | None) -> None:
+    def _save(self, store: Store, snapshot: Snapshot, logs: Results | None) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
             settings=self.settings,

@@ -36,7 +36,6 @@ from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
-from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
 from sparkdl.server.monitoring.record import RunRecord
@@ -179,8 +178,7 @@ class FitRun:
             self.record.settle(store, self.traffic)
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
-        if isinstance(store, Coordinator):
-            self.carried = CarriedState(store.snapshot.states, store.snapshot.rule)
+        self.carried = store.carried()
         self._record(store)
         before = self.checkpoints.digests()
         self.callbacks.end(logs)
@@ -216,10 +214,10 @@ class FitRun:
                 request.model, request.builder, request.custom_objects, check=request.check
             )
             store = setup.store(None if self.checkpoints.resumed else request.carried)
-            if isinstance(store, Coordinator):
-                self.checkpoints.restore_store(store)
+            self.checkpoints.restore_store(store)
         job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
-        shown = request.config.dashboard and isinstance(store, Coordinator) and request.fit.verbose != 0
+        on_driver = request.config.placement is not Placement.WORKER
+        shown = request.config.dashboard and on_driver and request.fit.verbose != 0
         page = Page(self.record, store.shape.run) if shown else None
         group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
         group.on_event = self.checkpoints.on_event = self.record.add_event
@@ -293,13 +291,13 @@ class FitRun:
 
     def _ask_for_weights(self, store: Store, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
-        if isinstance(store, Coordinator) and self.before is None and self.callbacks.batches.is_due(done):
+        if self.before is None and self.callbacks.batches.is_due(done):
             self.before = store.newest_snapshot
             store.request_snapshot()
 
     def _save_batch(self, store: Store) -> None:
         """Call the callbacks that save after batches, once the requested snapshot has arrived."""
-        if not isinstance(store, Coordinator) or self.before is None or self.before is store.newest_snapshot:
+        if self.before is None or self.before is store.newest_snapshot:
             return
         snapshot, self.before = store.newest_snapshot, None
         hooks = self.callbacks.batches

@@ -50,17 +50,21 @@ class RemoteCoordinator:
 
     failure: SparkDLError | None = None  # failures arrive as the job's error
     lost: frozenset[int] = frozenset()  # the run needs all workers
+    restart_point = "from the beginning"  # the endpoint and its snapshots end with worker 0
     # The endpoint in worker 0 does not report these.
     staleness: tuple[int, ...] = ()
     latest_staleness: Mapping[int, int] = MappingProxyType({})
     intervals: tuple[tuple[int, Interval], ...] = ()
     restarts = 0  # as in GroupCoordinator
+    broken = False
+    held: tuple[RowsHeld, ...] = ()
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
         first = self.shape.plan.first_epoch
         self.snapshot = Snapshot(first, hosted.parameters, hosted.statistics, 0, self.shape.first_step)
         self.generation = 1
+        self.counters: dict[str, int] = {}  # those of the endpoint are in ``summary``
         self._log: list[LogEntry] = []
         self.members: dict[int, Member] = {}
         self.plans: list[Plan] = []
@@ -156,6 +160,17 @@ class RemoteCoordinator:
             path = f"/v1/replace/{self._orders['released']}"
             self.ask(self._endpoint, path, parameters.tobytes() + statistics.tobytes())
         self.snapshot = replace(self.snapshot, parameters=parameters, statistics=statistics)
+
+    @property
+    def newest_snapshot(self) -> Snapshot:
+        """The last committed snapshot: the client gets no snapshot before the end of its epoch."""
+        return self.snapshot
+
+    def request_snapshot(self, *, ends: bool = False) -> None:
+        """Do nothing: checkpoints and callbacks that save within an epoch are refused in a hosted run."""
+
+    def carried(self) -> None:
+        """Return no state: the next run starts a new endpoint in worker 0, without the state of this run."""
 
     def end_early(self, epoch: int) -> None:
         """End an epoch, and training with it, early; the next request tells the coordinator."""

@@ -66,13 +66,6 @@ class WorkerGroup:
         """The maximum number of restarts because of stale Python processes."""
         return 3 * self.store.shape.num_workers
 
-    @property
-    def restart_point(self) -> str:
-        """The point that the workers continue from after a restart, in words."""
-        if isinstance(self.store, GroupCoordinator) and not self.store.aggregation.has_rounds:
-            return "after each worker's last counted update"
-        return f"from the snapshot at {self.store.snapshot}"
-
     def start(self) -> None:
         """Submit the job of the present generation."""
         self.started = self.noticed = time.monotonic()
@@ -132,7 +125,7 @@ class WorkerGroup:
             self.store.restart()
             text = (
                 f"A worker was lost; the workers restart ({self.failures} of {self.restarts}) and continue "
-                f"{self.restart_point}: {str(error).splitlines()[0][:300]}"
+                f"{self.store.restart_point}: {str(error).splitlines()[0][:300]}"
             )
             logger.warning("%s", text)
             self.on_event(text, "warning")

@@ -443,6 +443,10 @@ class Coordinator(GroupCoordinator):
             useless = self.screening.useless or self.broken
             return self.snapshot if useless else self.epochs.stopped_snapshot()
 
+    def carried(self) -> CarriedState:
+        """Return the final state of the workers and the rule, from which the next run can continue."""
+        return CarriedState(self.snapshot.states, self.snapshot.rule)
+
     @property
     def reported(self) -> bool:
         """True if a worker of a stopped run has reported the weights, or if workers have no replicas."""

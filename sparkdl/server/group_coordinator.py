@@ -122,6 +122,13 @@ class GroupCoordinator(ABC):
         return "the beginning"
 
     @property
+    def restart_point(self) -> str:
+        """The point that the workers continue from after a restart, in words."""
+        if not self.aggregation.has_rounds:
+            return "after each worker's last counted update"
+        return f"from the snapshot at {self.snapshot}"
+
+    @property
     def broken(self) -> bool:
         """True if a merge failed half-way, so that neither the center nor the ledger can be used."""
         return self.aggregation.broken

@@ -87,6 +87,18 @@ def test_a_hosted_run_brings_its_log_once(relayed):
     assert ["worker 1: first", "worker 1: second"] == [text for _, _, text in relayed(client)]
 
 
+def test_a_hosted_run_has_no_snapshot_within_an_epoch_and_carries_nothing_on():
+    """The client of a hosted run ignores a request for a snapshot, and leaves no state behind."""
+    client = RemoteCoordinator(
+        HostedRun(store_of().shape, None, None, None, None, "secret", False, None), None
+    )
+
+    client.request_snapshot()
+
+    assert client.newest_snapshot is client.snapshot
+    assert client.carried() is None
+
+
 @pytest.mark.parametrize(
     ("mode", "point"),
     [
