@@ -1,6 +1,5 @@
 """The live page of a real fit, in a real browser: Chromium, if this machine has it."""
 
-import json
 import re
 import shutil
 import threading
@@ -11,35 +10,49 @@ import numpy as np
 import pytest
 from relay import Relay
 
-from sparkdl import History, SparkModel
-from sparkdl.errors import ConfigError
+from sparkdl import SparkModel
 from sparkdl.server.monitoring import document
 from sparkdl.transport.messages import ACTIVITIES
 
 pytestmark = pytest.mark.spark
 WIDTHS = 1280, 390
+HEADINGS = ["Worker", "Host", "Device", "State", "Epoch", "Rows", "Rows/s", "Staleness", "Received", "Sent"]
+HEADINGS += ["Heard", "Retries"]  # of the table of workers, in a run without late updates
 
 
 class Fit(keras.callbacks.Callback):
-    """A fit in a thread, whose second epoch does not end too soon to be watched."""
+    """A fit in a thread, which waits at the end of its second epoch, or of a later one, to be watched.
 
-    def __init__(self):
+    Args:
+        batch_size: rows per batch of a worker.
+    """
+
+    def __init__(self, batch_size):
         super().__init__()
-        self.may_end, self.losses = threading.Event(), []
+        self.batch_size, self.history = batch_size, None
+        self.may_end, self.waits, self.losses = threading.Event(), threading.Event(), []
         self.thread = threading.Thread(target=self._run)
 
     def _run(self):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         x = np.random.default_rng(0).normal(size=(20_000, 8)).astype("float32")
-        settings = {"batch_size": 16, "epochs": 1000, "validation_split": 0.1, "verbose": 2}
+        settings = {"batch_size": self.batch_size, "epochs": 1000, "validation_split": 0.1, "verbose": 2}
         spark_model = SparkModel(model, mode="asynchronous", num_workers=2)
-        spark_model.fit(x, x[:, :1], callbacks=[self], **settings)
+        self.history = spark_model.fit(x, x[:, :1], callbacks=[self], **settings)
 
     def on_epoch_end(self, epoch, logs=None):
         self.losses.append(logs["loss"])
-        if epoch == 1:
+        if epoch and not self.may_end.is_set():
+            self.waits.set()
             self.may_end.wait(60)
+
+    def hold(self):
+        """Make the fit wait at the end of its epoch; return the number of epochs so far."""
+        self.waits.clear()
+        self.may_end.clear()
+        assert self.waits.wait(60)
+        return len(self.losses)
 
     def end(self):
         """End the fit, and wait for its end."""
@@ -50,9 +63,9 @@ class Fit(keras.callbacks.Callback):
 
 
 @pytest.fixture
-def watched(spark, capsys, eventually):
+def watched(request, spark, capsys, eventually):
     """Fit in a thread; return the fit, and the address, the port and the link of its page."""
-    fit, printed = Fit(), []
+    fit, printed = Fit(getattr(request, "param", 16)), []
     fit.thread.start()
     try:
         assert eventually(lambda: printed.append(capsys.readouterr().out) or "key=" in "".join(printed), 60)
@@ -86,6 +99,51 @@ def texts(browser, selector):
     )
 
 
+def drawn(browser, chart="loss"):
+    """Return the values of each line of a chart, by its name."""
+    return dict(
+        browser.execute_script(
+            "return document.getElementById(arguments[0]).data.map((each) => [each.name, each.y])",
+            f"chart-{chart}",
+        )
+    )
+
+
+def positions(browser):
+    """Return the epoch and the rows of each worker, as in the table."""
+    return [
+        browser.execute_script(f"return arguments[0].cells[{place}].textContent", row)
+        for row in browser.find_elements("css selector", "#workers tbody tr")
+        for place in map(HEADINGS.index, ("Epoch", "Rows"))
+    ]
+
+
+def show_as(browser, width, scheme):
+    """Give the browser's window a width, and its pages a color scheme."""
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def overflow(browser):
+    """Return the number of pixels by which the page is wider than the window."""
+    return browser.execute_script(
+        "const all = document.documentElement; return all.scrollWidth - all.clientWidth"
+    )
+
+
+def press(browser, selector):
+    """Reach a button with the key Tab, and press it with Enter."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    for _ in range(20):
+        selenium.ActionChains(browser).send_keys(selenium.Keys.TAB).perform()
+        if browser.execute_script("return document.activeElement.matches(arguments[0])", selector):
+            selenium.ActionChains(browser).send_keys(selenium.Keys.ENTER).perform()
+            return
+    pytest.fail(f"Tab does not reach {selector}.")
+
+
 def violations(browser):
     """Return the rules of accessibility that the page breaks, by axe-core."""
     browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
@@ -102,44 +160,66 @@ def requested(browser):
 
 
 def test_a_fit_is_watched_and_stopped(watched, browser, eventually):
-    """A viewer sees curves and workers move, is connected again after a cut, and ends training."""
+    """A viewer sees curves and workers move, is connected again after a cut, and ends training with keys."""
     pytest.importorskip("axe_core_python")
     fit, address, port, key = watched
     with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
         browser.get(f"http://{address}:{relay.port}/{key}")
         assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
+        assert HEADINGS == texts(browser, "#workers thead th")
+        places, losses = positions(browser), drawn(browser)["training"]
 
         relay.cut()
         fit.may_end.set()
         assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) > 3, 60)
+        assert eventually(lambda: all(map(str.__ne__, places, positions(browser))), 60)
+        assert eventually(lambda: len(drawn(browser)["training"]) > 3, 60)
 
-        moving = texts(browser, "#workers tbody tr")
-        assert eventually(lambda: texts(browser, "#workers tbody tr") != moving, 60)
-        assert 2 == len(moving)
+        assert 2 * 2 == len(places)
+        assert losses == drawn(browser)["training"][:2] == fit.losses[:2]
         assert all(texts(browser, f"#chart-{name} svg") for name in ("loss", "staleness"))
         for width in WIDTHS:
             for scheme in ("light", "dark"):
-                browser.set_window_size(width, 1000)
-                browser.execute_cdp_cmd(
-                    "Emulation.setEmulatedMedia",
-                    {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-                )
+                show_as(browser, width, scheme)
 
                 assert [] == violations(browser), (width, scheme)
+                assert 0 == overflow(browser), (width, scheme)
 
-        browser.find_element("css selector", "[data-stop=epoch]").click()
+        epochs = fit.hold()
+        press(browser, "[data-stop=epoch]")
+        assert eventually(lambda: texts(browser, "#state") == ["Stopping"], 60)
+        fit.may_end.set()
         assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
     fit.thread.join()
-    epochs = len(fit.losses)
 
-    assert 3 < epochs < 1000
-    assert epochs == len(texts(browser, "#epochs tbody tr"))
+    assert 3 < epochs == len(fit.losses)
+    assert (list(range(epochs)), fit.losses) == (fit.history.epoch, fit.history.history["loss"])
+    assert fit.losses == drawn(browser)["training"]
     assert all(url.startswith((f"http://{address}:{relay.port}/", "data:")) for url in requested(browser))
     assert [] == [
         entry
         for entry in browser.get_log("browser")
         if entry["level"] == "SEVERE" and "ERR_" not in entry["message"]  # of the cut
     ]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("watched", [1], indirect=True)  # batches of one row: an epoch takes long
+def test_a_fit_is_stopped_within_an_epoch(browser, watched, eventually):
+    """Stop now ends training in the middle of an epoch, which is the last one of the History."""
+    fit, address, port, key = watched
+    browser.get(f"http://{address}:{port}/{key}")
+    assert eventually(browser.find_element("id", "buttons").is_displayed, 60)
+    before = positions(browser)
+    assert eventually(lambda: positions(browser) != before, 60)
+
+    press(browser, "[data-stop=now]")
+    assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
+    fit.thread.join()
+
+    assert list(range(len(fit.losses))) == fit.history.epoch
+    assert 0 < fit.history.training["epoch_rows"][-1] < 18_000
+    assert len(fit.history.epoch) == len(texts(browser, "#epochs tbody tr"))
 
 
 def values(**changes):
@@ -229,7 +309,31 @@ def test_the_tables_fit_a_laptop(browser, show):
     )
 
     assert [] == wide
+    assert [*HEADINGS[:8], "Dropped", *HEADINGS[8:]] == texts(browser, "#workers thead th")
     assert ["Worker", *ACTIVITIES] == texts(browser, "#times-table thead th")
+
+
+def test_charts_take_the_colors_of_the_page(browser, show, eventually):
+    """When the color scheme changes, each chart is drawn again, in the colors that the page has then."""
+    show()
+    of_charts = (
+        "return [...document.querySelectorAll('.chart')].map((each) => "
+        "[each.querySelector('.main-svg'), each.querySelector('text')].map((part, index) => "
+        "getComputedStyle(part)[index ? 'fill' : 'backgroundColor']))"
+    )
+    of_page = (
+        "return [[document.querySelector('section'), 'backgroundColor'], [document.body, 'color']]"
+        ".map(([part, name]) => getComputedStyle(part)[name])"
+    )
+    seen = []
+    for scheme in ("light", "dark", "light"):
+        show_as(browser, WIDTHS[1], scheme)
+        colors = browser.execute_script(of_page)
+        assert eventually(lambda colors=colors: [colors] * 4 == browser.execute_script(of_charts), 10), scheme
+        seen.append(colors)
+
+    assert seen[0] == seen[2] != seen[1]
+    assert 0 == overflow(browser)
 
 
 def test_results_within_an_epoch_are_a_line(browser, show):
@@ -283,91 +387,23 @@ def test_a_proxy_that_removes_a_header_is_named(watched, browser, eventually, he
     assert eventually(lambda: len(fit.losses) > before, 60)
 
 
-@pytest.fixture(scope="module")
-def traced(spark, problem):
-    """The History of a fit of two workers whose 16 batches are all traced."""
-    spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2)
-    return spark_model.fit(
-        problem.x, problem.y, batch_size=16, epochs=3, verbose=0, validation_split=0.1, profile=(1, 1000)
-    )
-
-
-def test_a_report_is_read_from_disk(browser, traced, tmp_path):
+def test_a_report_is_read_from_disk(browser, spark, problem, tmp_path):
     """The saved report shows the curves and the workers of the run, without a server."""
-    traced.report(tmp_path / "run.html")
-    browser.get((tmp_path / "run.html").as_uri())
-    curves = browser.execute_script(
-        "return document.getElementById('chart-loss').data.map((each) => [each.name, each.y])"
+    history = SparkModel(problem.model(), num_workers=2).fit(
+        problem.x, problem.y, epochs=3, verbose=0, validation_split=0.1
     )
+    history.report(tmp_path / "run.html")
+    browser.get((tmp_path / "run.html").as_uri())
+    curves = drawn(browser)
 
-    assert traced.history["loss"] == dict(curves)["training"]
-    assert traced.history["val_loss"] == dict(curves)["validation"]
+    assert history.history["loss"] == curves["training"]
+    assert history.history["val_loss"] == curves["validation"]
     assert ["Finished"] == texts(browser, "#state")
     assert 2 == len(texts(browser, "#workers tbody tr"))
     assert not browser.find_element("id", "buttons").is_displayed()
     assert [] == violations(browser)
     assert all(url.startswith(("file:", "data:")) for url in requested(browser))
     assert [] == browser.get_log("browser")
-
-
-def test_a_report_has_the_last_state_of_each_worker(traced):
-    """A run that is shorter than a heartbeat has all rows and the times of each worker, as of its end."""
-    workers = traced.run["workers"]
-
-    assert [3, 3] == [worker["epoch"] for worker in workers]
-    assert list(traced.training["worker_rows"]) == [worker["seen"] for worker in workers]
-    assert all(worker["speed"] > 0 and sum(worker["times"]) > 0 for worker in workers)
-
-
-def test_a_trace_accounts_for_the_time(traced, tmp_path):
-    """The spans of a worker are in order, do not overlap, and cover its epochs."""
-    traced.save_trace(tmp_path / "trace.json")
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    names = [event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"]
-
-    assert [True, True] == [name.startswith(f"worker {worker} on ") for worker, name in enumerate(names)]
-    for worker in (0, 1):
-        mine = [event for event in spans if event["pid"] == worker]
-        ends = [event["ts"] + event["dur"] for event in mine]
-        covered = sum(event["dur"] for event in mine)
-
-        assert {"data", "compute", "exchange", "merge"} <= {event["name"] for event in mine} <= {*ACTIVITIES}
-        assert all(after["ts"] >= end - 1 for end, after in zip(ends, mine[1:], strict=False))
-        assert 0.95 * (ends[-1] - mine[0]["ts"]) <= covered <= 1.05 * (ends[-1] - mine[0]["ts"])
-
-
-@pytest.mark.parametrize("profile", [(0, 5), (5, 4), (1, 2000), "10", (1.0, 2), (1,), (True, 2)])
-def test_a_profile_that_is_no_range_is_refused(problem, profile):
-    """A profile that is not a range of batches raises ConfigError before a job starts."""
-    with pytest.raises(ConfigError, match="profile should be the first and the last batch"):
-        SparkModel(problem.model(), num_workers=2).fit(problem.x, problem.y, profile=profile)
-
-
-def test_a_profile_needs_an_endpoint_on_the_driver(problem):
-    """A profile with an endpoint in worker 0, whose trace does not reach the driver, is refused."""
-    with pytest.raises(ConfigError, match='profile needs placement="driver" or "executors"'):
-        SparkModel(problem.model(), placement="worker").fit(problem.x, problem.y, profile=(1, 2))
-
-
-def test_a_profile_after_the_last_batch_is_refused(spark, problem):
-    """A profile that begins after the last batch raises ConfigError, and the weights stay as they were."""
-    spark_model = SparkModel(problem.model(), num_workers=2)
-    before = spark_model.model.get_weights()
-    with pytest.raises(ConfigError, match="begins after the last batch"):
-        spark_model.fit(problem.x, problem.y, profile=(100_000, 100_010), verbose=0)
-
-    assert all(np.array_equal(a, b) for a, b in zip(before, spark_model.model.get_weights(), strict=True))
-
-
-def test_files_that_cannot_be_written_are_errors(traced, tmp_path):
-    """A path that cannot be written raises the error of Python, and a History without a fit has no report."""
-    for save in (traced.report, traced.save_trace):
-        with pytest.raises(FileNotFoundError):
-            save(tmp_path / "missing" / "file")
-    for save in (History().report, History().save_trace):
-        with pytest.raises(ConfigError):
-            save(tmp_path / "file")
 
 
 @pytest.mark.classic
