@@ -1,8 +1,11 @@
 """The live page of a real fit, in a real browser: Chromium, if this machine has it."""
 
+import http.client
 import re
 import shutil
+import socket
 import threading
+from contextlib import closing
 from importlib.resources import files
 
 import keras
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 from relay import Relay
 
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
+from sparkdl.errors import ClusterError
 from sparkdl.server.monitoring import document
 from sparkdl.transport.messages import ACTIVITIES
 
@@ -73,6 +77,12 @@ def watched(request, spark, capsys, eventually):
         yield fit, *re.search(r"http://(\S+):(\d+)/(\?key=\S+)", "".join(printed)).groups()
     finally:
         fit.end()
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 @pytest.fixture
@@ -220,6 +230,38 @@ def test_a_fit_is_stopped_within_an_epoch(browser, watched, eventually):
     assert list(range(len(fit.losses))) == fit.history.epoch
     assert 0 < fit.history.training["epoch_rows"][-1] < 18_000
     assert len(fit.history.epoch) == len(texts(browser, "#epochs tbody tr"))
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_a_fit_without_a_dashboard_has_no_page(spark, problem, capsys, port, dashboard):
+    """With dashboard=False a fit prints no link, and its endpoint answers no browser with a page."""
+    answers = []
+
+    def look(epoch, logs):
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("GET", "/")
+            answers.append(connection.getresponse().headers["Content-Type"].partition(";")[0])
+
+    SparkModel(problem.model(), num_workers=2, network=Network(port=port), dashboard=dashboard).fit(
+        problem.x, problem.y, verbose=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)]
+    )
+
+    assert dashboard == ("Live page" in capsys.readouterr().out)
+    assert ["text/html" if dashboard else "application/json"] == answers
+
+
+def test_a_port_that_is_taken_is_named(spark, problem, jobs):
+    """A port that is taken is named before a job starts, and the model stays as it was."""
+    model, before = problem.model(), jobs()
+    start = model.get_weights()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"cannot listen on .*; tried port {port}.*Set port= to 0"):
+            SparkModel(model, num_workers=2, network=Network(port=port)).fit(problem.x, problem.y, verbose=2)
+
+    assert before == jobs()
+    assert all(map(np.array_equal, start, model.get_weights()))
+    assert 0 == int(model.optimizer.iterations)
 
 
 def values(**changes):
