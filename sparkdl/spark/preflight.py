@@ -345,11 +345,12 @@ def task_main(
     gpu = context.resources().get("gpu")
     addresses = gpu.addresses if gpu else ()
     place = context.partitionId() if expected["local"] else None
+    quietly = expected["local"] and devices.is_quiet()
     with devices.hold(expected["backend"], context.cpus(), addresses, place, apart=call["spread"]):
         from sparkdl.worker import tasks
 
         if call["uses_keras"]:
-            tasks.import_keras(quietly=expected["local"])
+            tasks.import_keras(quietly=quietly)
         task = serializer().loads(call["task"])
         if isinstance(shared, str | bytes):
             shared = preflight.Shared(shared)

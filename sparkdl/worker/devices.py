@@ -17,6 +17,8 @@ from sparkdl.errors import ConfigError, StaleWorkerError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BACKENDS = "tensorflow", "jax", "torch"
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # of the log lines that TensorFlow prints
+QUIET = "3"  # the level that workers use unless the user set one
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
 
 _held: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ def hold(
     settings = {"KERAS_BACKEND": backend} if backend else {}
     if ids:
         settings[VISIBLE] = ",".join(ids)
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    defaults = {LEVEL: QUIET, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     defaults["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC"):
         defaults[name] = str(threads)
@@ -82,6 +84,14 @@ def hold(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def is_quiet() -> bool:
+    """Return False if the user asked for log lines of TensorFlow. Call it before ``hold`` sets the level.
+
+    Some lines are printed at every level, before TensorFlow has read it.
+    """
+    return os.environ.get(LEVEL, QUIET) >= QUIET
 
 
 def held() -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def test_a_profile_that_is_no_range_is_refused(problem, profile):
 
 def test_a_profile_needs_an_endpoint_on_the_driver(problem):
     """A profile with an endpoint in worker 0, whose trace does not reach the driver, is refused."""
-    with pytest.raises(ConfigError, match="profile needs placement"):
+    with pytest.raises(ConfigError, match='profile needs placement="driver" or "executors"'):
         SparkModel(problem.model(), placement="worker").fit(problem.x, problem.y, profile=(1, 2))
 
 

@@ -53,14 +53,16 @@ OTHERS = [
     r"/[\w/.-]+/script\.py:\d+: UserWarning: a warning",
     r'warnings\.warn\("a warning"\)',
 ]
+UNSET = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TF_CPP_MIN_LOG_LEVEL"
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-def environment():
+def environment(**changes):
+    """Return the environment of a user, who has set none of the variables that the tests set, and changes."""
     found = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "TERM": "xterm-256color"}
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONNECT_MODE_ENABLED", "COLUMNS", "LINES"):
+    for name in (*UNSET, "SPARK_CONNECT_MODE_ENABLED", "COLUMNS", "LINES"):
         found.pop(name, None)
-    return found
+    return found | changes
 
 
 def at_a_terminal(command, columns):
@@ -80,10 +82,10 @@ def at_a_terminal(command, columns):
     return [line.rstrip() for line in screen.display]
 
 
-def in_a_file(command, path):
-    """Run a command whose output is a file; return its lines."""
+def in_a_file(command, path, **changes):
+    """Run a command whose output is a file, with changes of its environment; return its lines."""
     with path.open("w") as file:
-        subprocess.run(command, env=environment(), stdout=file, stderr=file, timeout=300, check=True)
+        subprocess.run(command, env=environment(**changes), stdout=file, stderr=file, timeout=300, check=True)
     return path.read_text().split("\n")
 
 
@@ -110,12 +112,24 @@ def test_a_script_prints_only_what_is_documented(tmp_path, columns, session):
     require_only(lines, [*OWN, *OTHERS])
 
 
+@pytest.mark.whole
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize(("level", "shown"), [("0", True), ("3", False)])
+def test_lines_of_tensorflow_are_shown_to_those_who_ask(tmp_path, level, shown):
+    """Lines of TensorFlow in workers reach the terminal if TF_CPP_MIN_LOG_LEVEL asks for them."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{IMPORTS}print({START!r}, flush=True)\n{FIT}")
+    lines = in_a_file([sys.executable, str(script)], tmp_path / "output", TF_CPP_MIN_LOG_LEVEL=level)
+
+    assert shown == ("oneDNN" in "\n".join(lines[lines.index(START) :]))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_notebook_keeps_one_small_table(tmp_path, monkeypatch):
     """A fit in a notebook is one output, a table; its History and its SparkModel are tables too."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    for name in UNSET:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     quiet = FIT.replace(", callbacks=[Noisy()]", "")
