@@ -89,14 +89,14 @@ class Cases:
         self.fit(model_of(), epochs=1)
         self.before = on_the_driver(self.session)
 
-    def fit(self, model, *, epochs=100_000, callbacks=(), data=(x, y), **settings):
+    def fit(self, model, *, epochs=100_000, callbacks=(), data=(x, y), verbose=0, **settings):
         spark_model = SparkModel(model, num_workers=2)
         spark_model.fit(
             *data,
             batch_size=BATCH,
             epochs=epochs,
             shuffle=False,
-            verbose=0,
+            verbose=verbose,
             callbacks=list(callbacks),
             **settings,
         )
@@ -143,6 +143,9 @@ class Cases:
             self.once_a_job_runs(mark)
             self.fit(model)
 
+        def with_a_bar():
+            self.fit(model, callbacks=[InBatch("on_train_batch_end", mark)], verbose=1)
+
         def ended():
             self.fit(model, epochs=2, callbacks=[At("on_epoch_end", mark)])
 
@@ -172,6 +175,7 @@ class Cases:
             "in transform": lambda: KerasTransformer(model=unbuilt).transform(self.slow_frame(slow)),
             "in run": lambda: sparkdl.run(waits, num_workers=2),
             "at random": at_random,
+            "while a bar is drawn": with_a_bar,
         }
         return calls[moment]
 

@@ -11,10 +11,34 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sparkdl.driver.display.progress import Display, Results, results_text
+
+ECHO_COLUMNS = 3  # for the ^C that the terminal itself prints behind the bar
+
+
+class _Narrower:
+    """A bar that leaves some columns free, so that the echo of Ctrl-C begins no line.
+
+    Otherwise the next drawing would erase that line in place of the bar.
+    """
+
+    def __init__(self, bar: RenderableType) -> None:
+        self.bar = bar
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Constrain(self.bar, max(1, options.max_width - ECHO_COLUMNS))
+
+
+class _Bars(Progress):
+    """The bars of a run, narrower than the terminal."""
+
+    def get_renderable(self) -> RenderableType:
+        """Return the bars."""
+        return _Narrower(super().get_renderable())
 
 
 class BarDisplay(Display):
@@ -35,7 +59,7 @@ class BarDisplay(Display):
             TextColumn("{task.fields[results]}", markup=False),
         )
         error = sys.stderr
-        self.progress = Progress(
+        self.progress = _Bars(
             *columns,
             console=console,
             transient=True,

@@ -105,6 +105,21 @@ def test_a_bar_says_what_the_workers_do_before_they_train(terminal):
     assert [] == terminal.lines()
 
 
+def test_a_bar_is_not_torn_by_the_echo_of_ctrl_c(terminal):
+    """The terminal prints ^C behind the bar, which is as wide as it gets, and the next line replaces both."""
+    display = bar_on(terminal)
+    display.begin(0, 10)
+    display.update(5, 10, {f"metric_{index}": 0.5 for index in range(9)})
+    display.progress.refresh()
+    (bar,) = terminal.lines()
+    terminal.write("^C")
+    sys.stdout.write("Interrupted.\n")
+    display.close()
+
+    assert "metric_0: 0.5000" in bar
+    assert ["Interrupted."] == terminal.lines()
+
+
 def test_a_bar_is_not_torn_by_other_writers(terminal):
     """Prints, log lines of old and new handlers, and warnings appear above the bar, each on its own line."""
     display = bar_on(terminal)
