@@ -302,7 +302,7 @@ def test_a_resumed_run_names_its_checkpoint(spark, problem, tmp_path, capsys, ca
     line = "Resuming at the end of epoch 1, from checkpoint-00000001.sparkdl."
     assert 1 == capsys.readouterr().out.count(f"{line}\n") == caplog.messages.count(line)
     found = [[event["text"] for event in history.run["events"]] for history in (new, resumed)]
-    assert [0, 1] == [texts.count(line) for texts in found]
+    assert [["Checkpoint at the end of epoch 1."], [line, "Checkpoint at the end of epoch 2."]] == found
 
 
 def test_a_resumed_run_that_is_stopped_before_its_first_batch_ends(spark, problem, tmp_path):

@@ -302,6 +302,7 @@ def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
 
     assert len(history.epoch) == 1
     assert any("had a non-finite loss" in line for line in caplog.messages)
+    assert any("sent an update with NaN" in event["text"] for event in history.run["events"])
 
 
 DIVISION = r"2 workers \(as requested\) on 203 rows, batch_size=32 over all workers: 7 steps per epoch\.\n"

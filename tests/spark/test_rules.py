@@ -102,6 +102,8 @@ def test_bounds_and_quorums_train_to_the_end(spark, problem, settings, rounds):
     training = history.training
 
     assert (rounds or training["exchanges"]) == training["version"]
+    late = training["late_merged"] + sum(worker["dropped"] for worker in history.run["workers"])
+    assert bool(late) == any(event["text"].startswith("Late updates of") for event in history.run["events"])
     assert moved(problem, model) > 1e-3
 
 

@@ -46,6 +46,11 @@ def counts_of(history):
     return tuple(history.training[name] for name in ("lost", "returned", "restarts"))
 
 
+def texts_of(history):
+    """Return the events of a run."""
+    return [event["text"] for event in history.run["events"]]
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "worker"),
@@ -61,6 +66,7 @@ def test_a_run_goes_on_without_a_worker_that_hangs(problem, tmp_path, caplog, mo
     named = [line for line in caplog.messages if "The run continues without this worker." in line]
     assert 1 == len(named)
     assert f"Worker {worker} on" in named[0]
+    assert 1 == texts_of(history).count(named[0])
     assert "has sent no heartbeat for 3 s" in named[0]
     if mode == "synchronous":
         assert EPOCHS * BATCHES == int(model.optimizer.iterations)
@@ -87,4 +93,6 @@ def test_a_worker_that_was_killed_comes_back(problem, tmp_path, caplog, settings
     assert (1, 1, 0) == counts_of(history)
     assert EPOCHS == len(history.history["loss"])
     assert history.history["loss"][-1] < history.history["loss"][0]
-    assert any(line.startswith(f"Worker {worker} on") and "is back" in line for line in caplog.messages)
+    for lines in (caplog.messages, texts_of(history)):
+        assert any(line.startswith(f"Worker {worker} on") and "is back" in line for line in lines)
+        assert any("The run continues without this worker." in line for line in lines)

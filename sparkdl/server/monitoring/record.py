@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from sparkdl.server.state import Member
 MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
 MOST_EVENTS = 300  # maximum number of events that are kept
 TICK_SECONDS = 1.0  # time between two samples of the workers
+SNAPSHOT_SECONDS = 60.0  # minimum time between two events about snapshots within an epoch
 # The counts of a summary that the page shows, if they are not 0.
 COUNTS = (
     "exchanges",
@@ -158,6 +159,10 @@ class RunRecord:
         self._counts: dict[str, int] = {}
         self._positions: dict[int, tuple[float, int]] = {}
         self._speeds: dict[int, float] = {}
+        self._late: Mapping[int, int] = {}  # updates dropped until the last event about them, by worker
+        self._late_merged = 0  # the same for late updates that were merged
+        self._snapshot = ""  # the snapshot of the last sample
+        self._snapshot_told = -inf  # time of the last event about a snapshot
 
     # The driver's thread.
 
@@ -200,6 +205,7 @@ class RunRecord:
             self._epochs.add({"epoch": epoch + 1, "seconds": seconds, "rows": rows, "logs": _plain(logs)})
             self._progress |= {"rows": rows, "seconds": seconds}
             self._sample(run, sizes)
+            self._tell_of_late_updates()
             self._publish()
 
     def add_event(self, text: str, level: str) -> None:
@@ -226,6 +232,7 @@ class RunRecord:
                 self._trained += time.monotonic() - self._epoch_began
             self._settled = True
             self._sample(run, sizes)
+            self._tell_of_late_updates()
             self._publish()
 
     def finish(self, state: State, reason: str = "") -> None:
@@ -242,13 +249,38 @@ class RunRecord:
         self._staleness = list(run.staleness)
         counts = run.summary()
         self._counts = {name: counts[name] for name in COUNTS if counts.get(name)}
-        self._progress["snapshot"] = str(run.snapshot)
+        self._tell_of_snapshot(run.snapshot)
         dropped = {int(worker): count for worker, count in counts.get("dropped", {}).items()}
         self._workers = [
             self._worker(worker, member, sizes.of_worker(worker), run)
             | {"staleness": run.latest_staleness.get(worker), "dropped": dropped.get(worker, 0)}
             for worker, member in sorted(run.members.items())
         ]
+
+    def _tell_of_snapshot(self, snapshot: object) -> None:
+        """Record a new snapshot, and an event about it if it was made within an epoch."""
+        before, self._snapshot = self._snapshot, str(snapshot)
+        self._progress["snapshot"] = self._snapshot
+        within = (
+            bool(before) and getattr(snapshot, "place", 0) > 0
+        )  # the number of rounds since its epoch began
+        now = time.monotonic()
+        if within and self._snapshot != before and now - self._snapshot_told >= SNAPSHOT_SECONDS:
+            self._snapshot_told = now
+            self.add_event(f"Snapshot at {self._snapshot}.", "info")
+
+    def _tell_of_late_updates(self) -> None:
+        """Record an event about the late updates of an epoch, if there were any."""
+        before, self._late = self._late, {each["worker"]: each["dropped"] for each in self._workers}
+        new = {worker: count - before.get(worker, 0) for worker, count in self._late.items()}
+        merged = self._counts.get("late_merged", 0) - self._late_merged
+        self._late_merged += merged
+        epoch = self._progress["epoch"] + 1
+        if any(new.values()):
+            workers = ", ".join(f"worker {worker}: {count}" for worker, count in new.items() if count)
+            self.add_event(f"Late updates of epoch {epoch} were not merged ({workers}).", "warning")
+        if merged:
+            self.add_event(f"Late updates of epoch {epoch} were merged in later rounds ({merged}).", "info")
 
     def _worker(self, worker: int, member: Member, sizes: tuple[int, int], run: Run) -> dict[str, Any]:
         rows = run.plans[worker].epoch_rows if run.plans else 0

@@ -4,6 +4,7 @@ import http.client
 import json
 import sys
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,9 +35,10 @@ class Run:
         self.members = {k: Member(1, f"host-{k}", 7, 0.0, held=RowsHeld(100)) for k in (0, 1)}
         self.staleness, self.latest_staleness, self.snapshot = [3, 1], {0: 1}, "the beginning"
         self.plans = [SimpleNamespace(epoch_rows=100)] * 2
+        self.counts = {"exchanges": 4, "retries": 0, "dropped": {1: 2}}
 
     def summary(self):
-        return {"exchanges": 4, "retries": 0, "dropped": {1: 2}}
+        return self.counts
 
 
 # -- the record -----------------------------------------------------------------------------------
@@ -106,6 +108,43 @@ def test_values_that_json_does_not_have_become_none(kept):
 
     assert {"loss": None, "f1": [0.5, None], "count": 3} == kept.values()["epochs"][0]["logs"]
     json.dumps(kept.values(), allow_nan=False)
+
+
+def events(kept):
+    return [event["text"] for event in kept.values()["events"]]
+
+
+def test_late_updates_are_an_event_per_epoch(kept):
+    """An epoch has one event about the updates that came too late and one about those merged late, if any."""
+    run, traffic = Run(), Traffic()
+    for epoch, late in enumerate([{}, {}, {"dropped": {0: 1, 1: 5}, "late_merged": 4}]):
+        run.counts |= late
+        kept.begin_epoch(epoch, 100)
+        kept.end_epoch(epoch, 100, {}, run, traffic)
+    kept.settle(run, traffic)
+
+    assert [
+        "Late updates of epoch 1 were not merged (worker 1: 2).",
+        "Late updates of epoch 3 were not merged (worker 0: 1, worker 1: 3).",
+        "Late updates of epoch 3 were merged in later rounds (4).",
+    ] == events(kept)
+
+
+def test_snapshots_within_an_epoch_are_few_events(kept, store, monkeypatch):
+    """A snapshot within an epoch is an event, unless there was one a short time ago."""
+    monkeypatch.setattr(record, "TICK_SECONDS", -1.0)
+    run, traffic = Run(), Traffic()
+    run.counts = {}
+    for place, epoch in ((0, 0), (5, 0), (5, 0), (6, 0), (0, 1)):
+        run.snapshot = replace(store.snapshot, place=place, epoch=epoch)
+        kept.advance(10, 100, {}, run, traffic)
+    few = events(kept)
+    monkeypatch.setattr(record, "SNAPSHOT_SECONDS", -1.0)
+    run.snapshot = replace(store.snapshot, place=7, epoch=1)
+    kept.advance(10, 100, {}, run, traffic)
+
+    assert ["Snapshot at round 5 of epoch 1."] == few
+    assert [*few, "Snapshot at round 7 of epoch 2."] == events(kept)
 
 
 def test_the_speed_of_a_worker(kept, monkeypatch):
