@@ -11,6 +11,7 @@ from importlib.resources import files
 import keras
 import numpy as np
 import pytest
+from proxy import Proxy
 from relay import Relay
 
 from sparkdl import Network, SparkModel
@@ -169,12 +170,21 @@ def requested(browser):
     return {url for entry in sent for url in re.findall(r'"url":"([^"]+)"', entry)}
 
 
-def test_a_fit_is_watched_and_stopped(watched, browser, eventually):
-    """A viewer sees curves and workers move, is connected again after a cut, and ends training with keys."""
+@pytest.mark.one_case
+@pytest.mark.parametrize("prefix", ["/user/ann/proxy/192.0.2.7:7100/", "/"])
+def test_a_fit_is_watched_and_stopped(watched, browser, eventually, prefix):
+    """A viewer sees curves and workers move, is connected again after a cut, and ends training with keys.
+
+    A reverse proxy, which adds a prefix to all paths, changes nothing of this.
+    """
     pytest.importorskip("axe_core_python")
     fit, address, port, key = watched
-    with Relay(int(port), 0, 0.0, host=address) as relay:  # a proxy, which can cut the connection
-        browser.get(f"http://{address}:{relay.port}/{key}")
+    with (
+        Relay(int(port), 0, 0.0, host=address) as relay,  # which can cut the connection
+        Proxy(address, relay.port, prefix) as proxy,
+    ):
+        site = f"http://{address}:{proxy.port}{prefix}"
+        browser.get(site + key)
         assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
         assert HEADINGS == texts(browser, "#workers thead th")
         places, losses = positions(browser), drawn(browser)["training"]
@@ -200,12 +210,16 @@ def test_a_fit_is_watched_and_stopped(watched, browser, eventually):
         assert eventually(lambda: texts(browser, "#state") == ["Stopping"], 60)
         fit.may_end.set()
         assert eventually(lambda: texts(browser, "#state") == ["Stopped"], 60)
+        cookies = [(cookie["path"], cookie["httpOnly"]) for cookie in browser.get_cookies()]
     fit.thread.join()
+    urls = requested(browser)
 
     assert 3 < epochs == len(fit.losses)
     assert (list(range(epochs)), fit.losses) == (fit.history.epoch, fit.history.history["loss"])
     assert fit.losses == drawn(browser)["training"]
-    assert all(url.startswith((f"http://{address}:{relay.port}/", "data:")) for url in requested(browser))
+    assert all(url.startswith((site, "data:")) for url in urls)
+    assert site + "state" not in urls  # all updates came as events
+    assert [(prefix.rstrip("/") or "/", True)] == cookies
     assert [] == [
         entry
         for entry in browser.get_log("browser")
@@ -427,6 +441,24 @@ def test_a_proxy_that_removes_a_header_is_named(watched, browser, eventually, he
     before = len(fit.losses)
 
     assert eventually(lambda: len(fit.losses) > before, 60)
+
+
+@pytest.mark.whole
+def test_a_proxy_that_holds_events_back_is_noticed(watched, browser, eventually):
+    """Behind a proxy that passes events on only after the end of a run, the page asks for the state."""
+    fit, address, port, key = watched
+    with Proxy(address, int(port), "/proxy/7100/", streams=False) as proxy:
+        browser.get(f"http://{address}:{proxy.port}/proxy/7100/{key}")
+        assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) == 2, 60)
+
+        fit.may_end.set()
+        assert eventually(lambda: len(texts(browser, "#epochs tbody tr")) > 3, 60)
+
+        browser.find_element("css selector", "[data-stop=now]").click()
+        assert eventually(lambda: "It may have ended." in "".join(texts(browser, "#notice")), 60)
+    fit.thread.join()
+
+    assert 3 < len(fit.losses) < 1000
 
 
 def test_a_report_is_read_from_disk(browser, spark, problem, tmp_path):

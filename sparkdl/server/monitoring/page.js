@@ -5,6 +5,7 @@ const find = (id) => document.getElementById(id);
 const COLORS = ["#1f77b4", "#d55e00", "#2a9d4e", "#9467bd", "#c2a000", "#8c564b"];
 const TIMES = settings.activities;
 const SETTLED_SECONDS = 10;  // of the first epoch, before the time left is shown: the model is compiled first
+const PATIENCE_SECONDS = 10;  // until the first event, before the state is requested instead
 const FEWEST_POINTS = 3;  // of an epoch whose results within it are drawn
 const STATES = {
   starting: "Starting", training: "Training", finished: "Finished", stopped: "Stopped", failed: "Failed",
@@ -286,7 +287,14 @@ async function post(path, body) {
 
 function follow() {
   const source = new EventSource("events");
+  const giveUp = () => {
+    clearTimeout(timer);
+    source.close();
+    poll();
+  };
+  const timer = setTimeout(giveUp, 1000 * PATIENCE_SECONDS);  // a proxy may keep all events until the run ends
   source.onmessage = (event) => {
+    clearTimeout(timer);
     notice("");
     take(JSON.parse(event.data));
     if (isOver()) source.close();
@@ -294,7 +302,7 @@ function follow() {
   source.onerror = () => {
     if (isOver()) return;
     notice("The connection to the run is interrupted. Trying again.");
-    if (source.readyState === EventSource.CLOSED) poll();  // a proxy that does not pass streams, or too many viewers
+    if (source.readyState === EventSource.CLOSED) giveUp();  // a proxy that does not pass streams, or too many viewers
   };
 }
 

@@ -126,7 +126,9 @@ class Page:
         nonce = secrets.token_urlsafe(16)
         html = document.live(csrf=self._csrf, nonce=nonce)
         answer = _answer(html, nonce=nonce)
-        secure = self.encrypted or flask.request.headers.get("X-Forwarded-Proto") == "https"
+        # Each proxy on the way adds its scheme: the first one is the browser's.
+        scheme = flask.request.headers.get("X-Forwarded-Proto", "").partition(",")[0]
+        secure = self.encrypted or scheme.strip() == "https"
         # Without a path the cookie is for the folder of the page, behind a proxy too.
         answer.set_cookie(
             self.cookie, self._session, path=None, httponly=True, samesite="Strict", secure=secure

@@ -445,14 +445,23 @@ def test_an_error_of_the_page_does_not_end_the_run(store, port, page, monkeypatc
     assert store.failure is None
 
 
-@pytest.mark.parametrize("encrypted", [True, False])
-def test_a_cookie_is_sent_to_the_page_only(port, page, encrypted):
-    """The cookie is for the page's folder, and with TLS never sent without it."""
+@pytest.mark.parametrize(
+    ("encrypted", "schemes", "secure"),
+    [
+        (True, "", True),
+        (False, "", False),
+        (False, "https", True),
+        (False, "https, http", True),
+        (False, "http,https", False),
+    ],
+)
+def test_a_cookie_is_sent_to_the_page_only(port, page, encrypted, schemes, secure):
+    """The cookie is for the page's folder, and if the browser uses TLS never sent without it."""
     page.encrypted = encrypted
-    _, headers, _ = ask(port, f"/{page.link()}")
+    _, headers, _ = ask(port, f"/{page.link()}", X_Forwarded_Proto=schemes)
 
     assert "Path" not in headers["Set-Cookie"]
-    assert encrypted == ("Secure" in headers["Set-Cookie"])
+    assert secure == ("Secure" in headers["Set-Cookie"])
 
 
 def test_an_endpoint_without_a_page(served_without_page):
