@@ -63,7 +63,11 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
-                server = socket.create_connection(self.upstream)
+                try:
+                    server = socket.create_connection(self.upstream)
+                except OSError:  # the endpoint has ended
+                    client.close()
+                    raise
                 with self.lock:
                     self.sockets += [client, server]
                 said = Said()

@@ -619,7 +619,8 @@ def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema
     known = signature.known_features(model)
     if known is not None:
         return known
-    return settle_sample(model, sample_of((features_of(first_row(rdd), count),), (count,)))[0]
+    row = first_row(rdd, model.name)
+    return settle_sample(model, sample_of((features_of(row, count),), (count,)))[0]
 
 
 def load_spark_model(

@@ -41,6 +41,7 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
     Raises:
         DataError: the row does not fit the model, or the model fails on it.
     """
+    source.model_name = model.name
     return settle_sample(model, source.peek(), step, reshape=source.reshaped)
 
 

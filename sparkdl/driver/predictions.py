@@ -122,6 +122,7 @@ def frame_features(model: Model, source: FrameSource) -> Schema:
         return known
     if source.frame.isStreaming:
         raise unknown_inputs(model)
+    source.model_name = model.name
     try:
         first = source.peek()
     except NoRowsError:

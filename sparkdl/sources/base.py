@@ -58,6 +58,7 @@ class Source(ABC):
         ordered: whether a job can compute the rows one after another in one task, as stateful layers need.
         reshaped: whether values take the shape of the model's input.
         schema: the columns of every row, known once the first row has been read.
+        model_name: the name of the model that the rows are for, for the descriptions of jobs in Spark's UI.
         indicator: the column of booleans that marks validation rows, if there is one.
         workers: the number of tasks, once it is known.
         partitions: the number of partitions, if each stays whole on one worker; None: rows may move.
@@ -79,6 +80,7 @@ class Source(ABC):
     ordered: ClassVar[bool] = False
     reshaped: ClassVar[bool] = False
     schema: Schema
+    model_name = "a model"
     indicator: str | None = None
     workers = 1
     partitions: int | None = None
@@ -310,13 +312,17 @@ class ArraySource(Source):
         """Run an evaluation job; return the metric states and row count of each partition with rows."""
         tasks, rows = self._tasks(cluster)
         action = jobs.run_rdd(tasks, stages.make(EvaluateTask(stages.code, rows)), barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
+        return jobs.run(
+            action, cluster, of_rows=self.of_a_plan, description=f"sparkdl: evaluate {self.model_name}"
+        )
 
     def predictions(self, cluster: SparkApplication, stages: StageFactory) -> list[Any]:
         """Run a prediction job; return the predictions in row order, as a list of parts."""
         tasks, rows = self._tasks(cluster)
         action = jobs.run_rdd(tasks, stages.make(PredictBlocksTask(stages.code, rows)), barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: predict")
+        return jobs.run(
+            action, cluster, of_rows=self.of_a_plan, description=f"sparkdl: predict with {self.model_name}"
+        )
 
 
 def _empty(cluster: SparkApplication, num_tasks: int) -> RDD[int]:
@@ -346,11 +352,12 @@ def _distributed(cluster: SparkApplication, blocks: list[tuple[int, Block]], par
 _first_rows: WeakKeyDictionary[RDD[Any], Any] = WeakKeyDictionary()
 
 
-def first_row(rdd: RDD[Any]) -> Any:
+def first_row(rdd: RDD[Any], model_name: str) -> Any:
     """Return the first row of an RDD. One small job per RDD reads it, without the other rows."""
     if rdd not in _first_rows:
         with jobs.other_processes():
-            rows = jobs.run(lambda: rdd.take(1), application_of())
+            text = f"sparkdl: first row for {model_name}"
+            rows = jobs.run(lambda: rdd.take(1), application_of(), description=text)
         if not rows:
             raise NoRowsError("There are no rows: the RDD is empty.")
         _first_rows[rdd] = rows[0]
@@ -417,7 +424,7 @@ class RddSource(Source):
 
     def peek(self) -> Sample:
         """Return the first row, which a small job reads."""
-        return sample_of(first_row(self.rdd), self.counts, labels=self.labels)
+        return sample_of(first_row(self.rdd, self.model_name), self.counts, labels=self.labels)
 
     def num_partitions(self) -> int:
         """Return the number of partitions."""
@@ -482,4 +489,6 @@ class RddSource(Source):
         """Run an evaluation job; return the metric states and row count of each partition with rows."""
         stage = stages.make(EvaluateTask(stages.code, RddRows(schema=self.schema)))
         action = jobs.run_rdd(self.rdd, stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
+        return jobs.run(
+            action, cluster, of_rows=self.of_a_plan, description=f"sparkdl: evaluate {self.model_name}"
+        )

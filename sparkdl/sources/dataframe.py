@@ -190,7 +190,8 @@ class FrameSource(Source):
                 "df.writeStream.foreachBatch(lambda batch, number: spark_model.fit(batch))."
             )
         first = self.frame.select(*self._select(raw=True)).limit(1)
-        rows = jobs.run(lambda: jobs.collect(first), application_of(self.session))
+        text = f"sparkdl: first row for {self.model_name}"
+        rows = jobs.run(lambda: jobs.collect(first), application_of(self.session), description=text)
         if not rows:
             raise NoRowsError("There are no rows: the DataFrame is empty.")
         given, fields = iter(rows[0]), iter(self.frame.select(*self.selected).schema.fields)
@@ -297,7 +298,7 @@ class FrameSource(Source):
         frame = self._rows(self.schema.columns, part)
         stage = stages.make(EvaluateFrameTask(task))
         action = jobs.run_frame(frame, stage, "states binary, rows long", barrier=False)
-        found = jobs.run(action, cluster, description="sparkdl: evaluate")
+        found = jobs.run(action, cluster, description=f"sparkdl: evaluate {self.model_name}")
         return [(row.states, row.rows) for row in found]
 
 

@@ -48,7 +48,9 @@ class FunctionSource(Source):
         expected = preflight.expectations(keras_settings.backend(), local=cluster.local)
         task = FirstRowTask(self.function, self.workers, self.counts, self.labels)
         stage = StageFactory(expected=expected).make(task)
-        rows = jobs.run(jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False), cluster, of_rows=False)
+        action = jobs.run_rdd(self._tasks(cluster, 1), stage, barrier=False)
+        text = f"sparkdl: first row for {self.model_name}"
+        rows = jobs.run(action, cluster, of_rows=False, description=text)
         if not rows:
             raise NoRowsError("There are no rows: the function returned none for worker 0.")
         return rows[0]
@@ -89,4 +91,6 @@ class FunctionSource(Source):
         rows = FunctionRows(schema=self.schema, function=self.function, workers=self.workers)
         stage = stages.make(EvaluateTask(stages.code, rows))
         action = jobs.run_rdd(self._tasks(cluster, self.workers), stage, barrier=False)
-        return jobs.run(action, cluster, of_rows=self.of_a_plan, description="sparkdl: evaluate")
+        return jobs.run(
+            action, cluster, of_rows=self.of_a_plan, description=f"sparkdl: evaluate {self.model_name}"
+        )

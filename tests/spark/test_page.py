@@ -482,16 +482,35 @@ def test_a_report_is_read_from_disk(browser, spark, problem, tmp_path):
 
 @pytest.mark.classic
 def test_jobs_are_described_in_sparks_page(spark, problem):
-    """Spark's own page names the fit of a job, unless the user has described the job."""
+    """Spark's own page names the model of each job and stage, unless the user has described the job."""
     context = spark.sparkContext
     store = context._jsc.sc().statusStore()
+    known = store.jobsList(None).size()
     spark_model = SparkModel(problem.model(), num_workers=2)
-    for described in (None, "mine"):
-        context.setLocalProperty("spark.job.description", described)
-        spark_model.fit(problem.x, problem.y, verbose=0)
+    rows = spark.range(50).selectExpr("array_repeat(rand(1), 6) AS features", "id % 3 AS label")
+    spark_model.fit(rows, verbose=0)
+    spark_model.evaluate(rows)
+    spark_model.predict(problem.x)
+    context.setLocalProperty("spark.job.description", "mine")
+    spark_model.evaluate(problem.x, problem.y)
     context.setLocalProperty("spark.job.description", None)
     jobs = store.jobsList(None)
-    found = [jobs.apply(index).description() for index in range(jobs.size())]
-    texts = [each.get() for each in found if each.isDefined()]
+    new = [jobs.apply(index) for index in range(jobs.size() - known)]  # the newest first
+    texts = [job.description().get() for job in new]
+    stages = [
+        (text, store.lastStageAttempt(job.stageIds().apply(index)))
+        for text, job in zip(texts, new, strict=True)
+        for index in range(job.stageIds().size())
+    ]
 
-    assert {f"sparkdl: fit {spark_model.model.name} with 2 workers", "mine"} <= set(texts)
+    assert {
+        "sparkdl: first row for network",
+        "sparkdl: fit network with 2 workers",
+        "sparkdl: evaluate network",
+        "sparkdl: predict with network",
+        "mine",
+    } == set(texts)
+    for text, stage in stages:  # a stage that Spark skips, because its result is there, has none
+        assert (f"Some({text})" if stage.status().toString() != "SKIPPED" else "None") == (
+            stage.description().toString()
+        )
