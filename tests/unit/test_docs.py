@@ -3,9 +3,11 @@
 import configparser
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pages
+import pytest
 
 import sparkdl
 
@@ -13,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 NAME = r"(?<![\w./-])sparkdl\.([A-Za-z_]\w*)"
 LOGGERS = {"workers"}  # without a module of that name
 LINK = re.compile(r"(?<!`)\]\(([^)\s]+)\)")
-NOT_RUN = 8  # blocks that need another library, or a real cluster, or end the program
+NOT_RUN = 10  # blocks that need another library, or a real cluster, or end the program
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 
 
@@ -66,6 +68,28 @@ def test_few_blocks_of_code_are_not_run():
     assert NOT_RUN == len(left_out)
 
 
+def test_every_command_parses():
+    """Bash parses each of its blocks on a page."""
+    blocks = _blocks("bash|sh")
+    wrong = [
+        (name, done.stderr)
+        for name, code in blocks
+        if (done := subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)).returncode
+    ]
+
+    assert len(blocks) > 10
+    assert [] == wrong
+
+
+def test_every_block_of_yaml_loads():
+    """Each block of YAML on a page is one document with values."""
+    yaml = pytest.importorskip("yaml")
+    blocks = _blocks("yaml")
+
+    assert blocks
+    assert all(yaml.safe_load(code) for _, code in blocks)
+
+
 def test_every_extra_has_a_row():
     """The page on installing has a row for each extra that the distribution has, and for no other."""
     setup = configparser.ConfigParser()
@@ -76,6 +100,12 @@ def test_every_extra_has_a_row():
     named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
 
     assert {*setup["options.extras_require"]} == named
+
+
+def _blocks(languages: str) -> list[tuple[str, str]]:
+    """Return the page and the code of each block in some languages, separated by "|"."""
+    block = re.compile(rf"^```(?:{languages})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    return [(page.name, code) for page in PAGES for code in block.findall(page.read_text())]
 
 
 def _prose(page: Path) -> str:
