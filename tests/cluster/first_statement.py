@@ -16,6 +16,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from sparkdl import SparkModel
+from sparkdl.driver import worker_group
 
 
 class Centered(keras.layers.Layer):
@@ -43,6 +44,7 @@ mode = sys.argv[2]
 x = np.random.default_rng(0).normal(size=(90, 4)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
 
+worker_group.NOTICE_SECONDS = 0.2  # short waits are logged too
 messages = []
 handler = logging.Handler()
 handler.emit = lambda record: messages.append(record.getMessage())

@@ -69,7 +69,11 @@ def test_a_fit_may_be_the_first_statement(standalone, tmp_path):
 @pytest.mark.whole
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
 def test_executors_may_come_and_go(standalone, mode):
-    """A worker group forms under dynamic allocation, which allows no barrier stages."""
+    """A worker group forms under dynamic allocation, which allows no barrier stages.
+
+    Until then the fit says what its workers wait for: for executors, which Spark starts on demand, and last
+    for the import of Keras.
+    """
     settings = {
         "dynamicAllocation.enabled": "true",
         "dynamicAllocation.shuffleTracking.enabled": "true",
@@ -79,7 +83,10 @@ def test_executors_may_come_and_go(standalone, mode):
     }
 
     report = first_statement(standalone, mode, **settings)
+    said = r"Still waiting for \d of 2 workers to start after \d+ s: (.+)\."
+    reasons = list(dict.fromkeys(re.findall(said, "\n".join(report["messages"]))))
 
+    assert ["executors are starting, or have no free slots", "they are importing Keras"] == reasons[-2:]
     assert report["worker_rows"] == [45, 45]
     assert report["loss"][-1] < report["loss"][0]
     assert report["away"] < 1e-5 or mode == "asynchronous"
