@@ -48,6 +48,7 @@ if os.environ.get("SPARKDL_INTERSPHINX"):
     }
 
 html_theme = "furo"
+pygments_dark_style = "a11y-high-contrast-dark"  # the theme's default underlines modules like links
 html_title = f"sparkdl {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
