@@ -168,8 +168,9 @@ dist: .venv/.made-dev ## build the wheel and the source distribution into dist
 	rm -rf dist build/lib build/bdist.*
 	.venv/bin/python -m build --outdir dist .
 
-# The script comes from the README, and runs outside the clone, where only the wheel has sparkdl.
-dist-check: dist ## install the wheel into an empty environment and run the script of the README
+# The script comes from the README, and runs outside the clone, where only the wheel has sparkdl. It runs once:
+# the source distribution has to install the same files, for which it needs no dependencies.
+dist-check: dist ## install the wheel, and the source distribution, into empty environments; run the script of the README
 	rm -rf build/dist-check && mkdir -p build/dist-check/empty
 	.venv/bin/python -m venv build/dist-check/environment
 	build/dist-check/environment/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[spark,tensorflow-cpu]"
@@ -178,6 +179,12 @@ dist-check: dist ## install the wheel into an empty environment and run the scri
 	@cd build/dist-check/empty && ../environment/bin/python -c \
 		'from sparkdl.server.monitoring import document; document.live(csrf="", nonce="")'
 	@echo "The script of the README runs with $$(echo dist/*.whl)."
+	.venv/bin/python -m venv build/dist-check/source
+	build/dist-check/source/bin/python $(PIP_INSTALL) --no-deps dist/*.tar.gz
+	@cd build/dist-check && for part in sparkdl sparkdl_keras-*.dist-info/METADATA; do \
+		diff --recursive --exclude=__pycache__ environment/lib/python3*/site-packages/$$part \
+			source/lib/python3*/site-packages/$$part || exit 1; done
+	@echo "$$(echo dist/*.tar.gz) installs the same files."
 
 .PHONY: clean
 clean: ## remove every environment and everything built
