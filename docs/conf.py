@@ -48,7 +48,8 @@ if os.environ.get("SPARKDL_INTERSPHINX"):
     }
 
 html_theme = "furo"
-pygments_dark_style = "a11y-high-contrast-dark"  # the theme's default underlines modules like links
+# The theme's default underlines the names of modules, as if they were links.
+pygments_dark_style = "a11y-high-contrast-dark"
 html_title = f"sparkdl {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
