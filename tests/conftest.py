@@ -4,8 +4,8 @@ A test that takes the fixture ``spark`` runs once for each kind of master that i
 ``MASTERS``: ``local`` (threads), ``local-cluster`` (executor processes), ``standalone`` (a master and two
 workers that Spark takes for two hosts) and ``connect`` (a Spark Connect server in another process, whose
 application has three threads). If a module names several, each combination of the test's other parameters
-runs on one of them, in turn, unless the test is marked ``each_master``. With ``--all`` a test runs on each of
-them, and on the first three if its module names none.
+runs on one of them (``selection``), unless the test is marked ``each_master``. With ``--all`` a test runs on
+each of them, and on the first three if its module names none.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import network
 import pytest
+from selection import is_in_sample, masters_of
 from standalone import Standalone, eventually
 
 if os.environ.get("KERAS_BACKEND") == "jax":  # several devices, on a machine without GPUs
@@ -62,36 +63,20 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("spark", params, indirect=True, scope="session")
 
 
-def masters_of(item):
-    """Return the kinds of masters that a test is for."""
-    kinds = getattr(item.module, "MASTERS", ("local",))
-    without = {
-        kind for kind, mark in (("connect", "classic"), ("local", "apart")) if item.get_closest_marker(mark)
-    }
-    return tuple(kind for kind in kinds if kind not in without)
-
-
 def pytest_itemcollected(item):
     """Keep tests that share a Spark application, or else a file, in one process."""
     item.add_marker(pytest.mark.xdist_group(application_of(item) or str(item.path)))
 
 
 def pytest_collection_modifyitems(config, items):
-    places = {}
+    values = {}
     every, left_out = config.getoption("--all") or is_named(config), []
     for item in items:
         fits = is_of_this_backend(item) and has_its_networks(item)
-        if not (fits and (every or is_in_sample(item, places))):
+        if not (fits and (every or is_in_sample(item, values))):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
-
-
-def is_in_sample(item, places):
-    """Return True if `make test` runs the test."""
-    if item.get_closest_marker("whole") or not has_its_turn(item, places):
-        return False
-    return is_first_case(item, places)
 
 
 def is_of_this_backend(item):
@@ -110,35 +95,9 @@ def application_of(item):
     return item.callspec.params["spark"] if "spark" in item.fixturenames else None
 
 
-def has_its_turn(item, places):
-    """Return True if `make test` runs a test on its kind of master: each test has one kind of its module's.
-
-    Two parameters of three values meet three kinds in pairs; fewer values do not meet every kind. ``places``
-    keeps the order of the tests of a module and of the values of a test's parameter.
-    """
-    masters = masters_of(item)
-    if len(masters) < 2 or "spark" not in item.fixturenames or item.get_closest_marker("each_master"):
-        return True
-    mine = [((item.originalname, name), value) for name, value in item.callspec.params.items()]
-    turn = 0
-    for name, value in [("test", item.originalname), *mine]:
-        known = places.setdefault((item.module, name), [])
-        if value not in known:
-            known.append(value)
-        turn += known.index(value)
-    return turn % len(masters) == 0
-
-
 def is_named(config):
     """Return True if tests were selected by name. All of them run then, those marked ``whole`` too."""
     return bool(config.getoption("keyword")) or any("::" in argument for argument in config.args)
-
-
-def is_first_case(item, places):
-    """Return True for the first case of a test that is marked ``one_case``; ``places`` has those seen."""
-    if not item.get_closest_marker("one_case"):
-        return True
-    return places.setdefault((item.path, item.originalname), item) is item
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -896,7 +896,6 @@ def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, es
 
 
 @pytest.mark.one_case
-@pytest.mark.each_master
 def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     """Predictions stay with their rows when those are shuffled, repartitioned and read from many files."""
     frame = table.select("row", "array").repartition(7).sortWithinPartitions(functions.rand(1))
