@@ -309,106 +309,111 @@ class CheckpointConfig:
         return self.every if isinstance(self.every, int) else None
 
 
+def _verbose(name: str, value: object) -> object:
+    if value not in ("auto", 0, 1, 2):
+        raise ConfigError(f'{name} should be "auto", 0, 1 or 2; got {value!r}.')
+    return value
+
+
+def _split(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{name} should be a number of at least 0 and below 1; got {value!r}.")
+    return value
+
+
+def _class_weight(name: str, weights: object) -> object:
+    pairs = weights.items() if isinstance(weights, dict) else [(None, None)]
+    for label, weight in pairs:
+        if not isinstance(label, Integral) or not isinstance(weight, Real):
+            raise ConfigError(f"{name} should be a dict from class index to weight; got {weights!r}.")
+    return weights
+
+
+def _evaluated(name: str, value: object) -> object:
+    return value if isinstance(value, list | tuple | set | frozenset) else whole_number(name, value)
+
+
+def _checkpoint(name: str, value: object) -> CheckpointConfig:
+    if not isinstance(value, str | CheckpointConfig):
+        raise ConfigError(f"{name} should be a folder or a CheckpointConfig; got {value!r}.")
+    return CheckpointConfig.of(value)
+
+
+def _action(name: str, value: object) -> object:
+    if value not in ("error", "warn"):
+        raise ConfigError(f'{name} should be "error" or "warn"; got {value!r}.')
+    return value
+
+
+def _traced(name: str, value: object) -> object:
+    pair = list(value) if isinstance(value, list | tuple) else []
+    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1] < pair[0] + MOST_TRACED:
+        raise ConfigError(
+            f"{name} should be the first and the last batch to trace, counted from 1, with at most "
+            f"{MOST_TRACED} batches; got {value!r}. For example, {name}=(10, 20)."
+        )
+    return value
+
+
+_natural = partial(whole_number, least=0)
+
+
 @dataclass(frozen=True)
 class FitConfig:
-    """The settings of one ``fit``.
+    """The settings of one ``fit``; the docstring of ``SparkModel.fit`` says more about each.
 
     Attributes:
-        batch_size: rows per step of the optimizer (docs/explanation/modes.md explains it for each mode).
-        epochs: number of epochs, including those before ``initial_epoch``, as in Keras.
-        initial_epoch: the index of the epoch at which training begins, from 0.
-        steps_per_epoch: steps of ``batch_size`` rows per epoch; None is one pass over the rows.
-        validation_steps: batches of validation rows to evaluate; None is all.
-        verbose: 0 silent, 1 a progress bar, 2 one line per epoch; "auto" is 1 in terminals and notebooks,
-            2 elsewhere.
-        shuffle: whether rows are dealt to workers in a seeded random order and reordered every epoch.
-        seed: the seed of every random order; None draws one.
-        validation_split: fraction of the rows held out for validation.
-        class_weight: the weight of a training row by the class of its label.
-        validation_batch_size: rows per forward pass over validation rows; None is ``batch_size``.
-        validation_freq: epochs per evaluation, or a collection of epochs to evaluate after (the first is 1).
-        preserve_partitions: whether each worker gets whole partitions of the data.
-        checkpoint: the settings of checkpoints; None writes no checkpoints.
-        resume: whether to resume from the newest checkpoint.
-        nan: the action for rows with NaN or Inf, or with a label outside the classes of the loss: "error" or
-            "warn".
-        profile: the first and the last batch of each worker to trace, counted from 1; None traces nothing.
+        batch_size: rows per update of the optimizer
+        epochs: number of epochs
+        verbose: 0 silent, 1 a bar, 2 a line per epoch, or "auto"
+        shuffle: whether rows are dealt in a random order
+        seed: the seed of every random order
+        validation_split: the fraction of the rows held out for validation
+        class_weight: the weight of a row by the class of its label
+        initial_epoch: the index of the epoch at which training begins
+        steps_per_epoch: steps per epoch; by default a pass over all rows
+        validation_steps: batches of validation rows to evaluate; by default all
+        validation_batch_size: rows per forward pass over validation rows
+        validation_freq: epochs between evaluations, or a list of epochs to evaluate after
+        preserve_partitions: whether each worker gets whole partitions, so that rows are not shuffled between
+            workers
+        checkpoint: a folder for the checkpoints of one fit, or a sparkdl.CheckpointConfig
+        resume: whether to resume from the newest checkpoint, if there is one
+        nan: the action for rows with NaN, Inf, or a label that is not a class: "error" or "warn"
+        profile: the first and the last batch of each worker to trace, counted from 1; None traces nothing
     """
 
-    batch_size: int = 32
-    epochs: int = 1
-    verbose: str | int = "auto"
-    shuffle: bool = True
-    seed: int | None = None
-    validation_split: float = 0.0
-    class_weight: dict[int, float] | None = None
-    initial_epoch: int = 0
-    steps_per_epoch: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    validation_freq: int | Collection[int] = 1
-    preserve_partitions: bool = False
-    checkpoint: CheckpointConfig | None = None
-    resume: bool = False
-    nan: str = "error"
-    profile: tuple[int, int] | None = None
+    batch_size: int = checked(32, whole_number)
+    epochs: int = checked(1, _natural)
+    verbose: str | int = checked("auto", _verbose)
+    shuffle: bool = checked(True, require_flag)
+    seed: int | None = checked(None, _natural)
+    validation_split: float = checked(0.0, _split)
+    class_weight: dict[int, float] | None = checked(None, _class_weight)
+    initial_epoch: int = checked(0, _natural)
+    steps_per_epoch: int | None = checked(None, whole_number)
+    validation_steps: int | None = checked(None, whole_number)
+    validation_batch_size: int | None = checked(None, whole_number)
+    validation_freq: int | Collection[int] = checked(1, _evaluated)
+    preserve_partitions: bool = checked(False, require_flag)
+    checkpoint: CheckpointConfig | None = checked(None, _checkpoint)
+    resume: bool = checked(False, require_flag)
+    nan: str = checked("error", _action)
+    profile: tuple[int, int] | None = checked(None, _traced)
 
     def __post_init__(self) -> None:
-        if self.nan not in ("error", "warn"):
-            raise ConfigError(f'nan should be "error" or "warn"; got {self.nan!r}.')
-        whole_number("batch_size", self.batch_size)
-        for name in ("epochs", "initial_epoch"):
-            whole_number(name, getattr(self, name), least=0)
-        for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        if not isinstance(self.validation_freq, list | tuple | set | frozenset):
-            whole_number("validation_freq", self.validation_freq)
-        if self.verbose not in ("auto", 0, 1, 2):
-            raise ConfigError(f'verbose should be "auto", 0, 1 or 2; got {self.verbose!r}.')
-        require_flag("shuffle", self.shuffle)
-        require_flag("preserve_partitions", self.preserve_partitions)
-        self._check_checkpoint()
-        self._check_profile()
-        if self.seed is not None:
-            whole_number("seed", self.seed, least=0)
-        split = self.validation_split
-        if isinstance(split, bool) or not isinstance(split, int | float) or not 0 <= split < 1:
-            raise ConfigError(
-                f"validation_split should be a number of at least 0 and below 1; got {split!r}."
-            )
-        if self.class_weight is not None:
-            _check_class_weight(self.class_weight)
-
-    @property
-    def traced(self) -> range:
-        """The batches of each worker to trace, counted from 1."""
-        return range(0) if self.profile is None else range(self.profile[0], self.profile[1] + 1)
-
-    def _check_profile(self) -> None:
-        given: object = self.profile
-        if given is None:
-            return
-        pair = list(given) if isinstance(given, list | tuple) else []
-        whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-        if not whole or not 1 <= pair[0] <= pair[1] < pair[0] + MOST_TRACED:
-            raise ConfigError(
-                "profile should be the first and the last batch to trace, counted from 1, with at most "
-                f"{MOST_TRACED} batches; got {given!r}. For example, profile=(10, 20)."
-            )
-
-    def _check_checkpoint(self) -> None:
-        require_flag("resume", self.resume)
-        given: object = self.checkpoint
-        if isinstance(given, str):
-            object.__setattr__(self, "checkpoint", CheckpointConfig(given))
-        elif given is not None and not isinstance(given, CheckpointConfig):
-            raise ConfigError(f"checkpoint should be a folder or a CheckpointConfig; got {given!r}.")
+        check_fields(self)
         if self.resume and self.checkpoint is None:
             raise ConfigError(
                 "resume=True needs a folder of checkpoints; got checkpoint=None. Set checkpoint to the "
                 "folder."
             )
+
+    @property
+    def traced(self) -> range:
+        """The batches of each worker to trace, counted from 1."""
+        return range(0) if self.profile is None else range(self.profile[0], self.profile[1] + 1)
 
     def with_steps_of(self, rows: int | None, held: int | None) -> FitConfig:
         """Return the settings with batch sizes computed from ``steps_per_epoch`` and ``validation_steps``.
@@ -440,10 +445,3 @@ class FitConfig:
         freq = self.validation_freq
         chosen = range(freq, self.epochs + 1, freq) if isinstance(freq, int) else freq
         return frozenset(number - 1 for number in chosen)
-
-
-def _check_class_weight(weights: object) -> None:
-    pairs = weights.items() if isinstance(weights, dict) else [(None, None)]
-    for label, weight in pairs:
-        if not isinstance(label, Integral) or not isinstance(weight, Real):
-            raise ConfigError(f"class_weight should be a dict from class index to weight; got {weights!r}.")

@@ -1,8 +1,8 @@
 """The Params of the Estimator and the Transformers: their names, descriptions and converters.
 
 Setters, getters and the signatures of constructors are made from them. The Params of settings are made from
-the fields of ``TrainConfig`` and its groups. Setting a Param converts and checks its value, if the Param has
-a converter. ``SparkModel`` checks combinations of values when a fit begins.
+the fields of ``TrainConfig``, its groups and ``FitConfig``. Setting a Param converts and checks its value, if
+the Param has a converter. ``SparkModel`` checks combinations of values when a fit begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.config import OF_PLACE as FLAT_OF_PLACE
-from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.config import CheckpointConfig, FitConfig, TrainConfig
 from sparkdl.core.validation import Check, choose, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES, Rule
@@ -40,13 +40,13 @@ DEFAULTS: dict[str, Any] = {
     "inferenceBatchSize": 1024,
     "mode": TrainConfig.mode.value,
     "frequency": TrainConfig.frequency,
-    "batchSize": 32,
-    "epochs": 1,
-    "shuffle": True,
+    "batchSize": FitConfig.batch_size,
+    "epochs": FitConfig.epochs,
+    "shuffle": FitConfig.shuffle,
     "verbose": 0,
-    "validationSplit": 0.0,
-    "preservePartitions": False,
-    "nan": "error",
+    "validationSplit": FitConfig.validation_split,
+    "preservePartitions": FitConfig.preserve_partitions,
+    "nan": FitConfig.nan,
 }
 
 
@@ -161,25 +161,31 @@ def _descriptions(kind: type) -> dict[str, str]:
     return {name: _camel(" ".join(text.replace("``", "").split())) for name, text in entries}
 
 
-def _of_settings() -> dict[str, Any]:
-    """Return a Param for each field of ``TrainConfig`` and of its groups, by name."""
+def _params_of(*kinds: type[Any]) -> dict[str, Any]:
+    """Return a Param for each field of some dataclasses, by name, except for those in OTHERWISE."""
     made = {}
-    kinds: list[type[Any]] = [TrainConfig, *GROUPS.values()]
     for kind in kinds:
         hints, texts = get_type_hints(kind), _descriptions(kind)
         for each in fields(kind):
-            if each.name in GROUPS:
-                continue
-            convert = _rule if each.name == "merge" else _converter(hints[each.name], each.metadata["check"])
-            made[_camel(each.name)] = _param(texts.get(each.name, ""), convert)
+            if each.name not in OTHERWISE:
+                convert = CONVERT.get(each.name) or _converter(hints[each.name], each.metadata["check"])
+                made[_camel(each.name)] = _param(texts[each.name], convert)
     return made
-
-
-OF_SETTINGS = _of_settings()
 
 
 def _epochs(name: str, value: Any) -> Any:
     return [int(each) for each in value] if isinstance(value, list | tuple) else _whole(name, value)
+
+
+OTHERWISE = (*GROUPS, "profile")  # a group's fields are Params themselves; a profile is for a History
+CONVERT = {
+    "merge": _rule,
+    "validation_freq": _epochs,
+    "class_weight": _classes,
+    "checkpoint": _plain(CheckpointConfig.of),
+}
+OF_SETTINGS = _params_of(TrainConfig, *GROUPS.values())
+OF_FIT = _params_of(FitConfig)
 
 
 class KerasParams(Params):
@@ -287,7 +293,7 @@ class PredictionParams(KerasParams):
 class FitParams(PredictionParams):
     """Params for settings of SparkModel and for arguments of its ``fit``."""
 
-    vars().update(OF_SETTINGS)
+    vars().update(OF_SETTINGS | OF_FIT)
     distribution = _param("on JAX, a function that returns a keras.distribution object for a task's devices")
 
     labelCol = _param(
@@ -296,28 +302,7 @@ class FitParams(PredictionParams):
     )
     weightCol = _param("the column of sample weights; for several outputs a list or a dict", _columns)
     validationIndicatorCol = _param("the column of booleans that marks the validation rows", TEXT)
-    validationSplit = _param("the fraction of the rows held out for validation", SHARE)
-    validationBatchSize = _param("rows per forward pass over validation rows", _whole)
-    validationFreq = _param("epochs between evaluations, or a list of epochs to evaluate after", _epochs)
-    batchSize = _param("rows per step of the optimizer", _whole)
-    epochs = _param("number of epochs", _natural)
-    initialEpoch = _param("the index of the epoch at which training begins", _natural)
-    stepsPerEpoch = _param("steps per epoch; by default a pass over all rows", _whole)
-    validationSteps = _param("batches of validation rows to evaluate; by default all", _whole)
-    shuffle = _param("whether rows are dealt in a random order", FLAG)
-    preservePartitions = _param(
-        "whether each worker gets whole partitions, so that rows are not shuffled between workers", FLAG
-    )
-    classWeight = _param("the weight of a row by the class of its label", _classes)
     callbacks = _param("Keras callbacks, which run on the driver", _plain(TypeConverters.toList))
-    seed = _param("the seed of every random order", _natural)
-    checkpoint = _param(
-        "a folder for the checkpoints of one fit, or a sparkdl.CheckpointConfig",
-        _plain(CheckpointConfig.of),
-    )
-    resume = _param("whether to resume from the newest checkpoint, if there is one", FLAG)
-    nan = _param('the action for rows with NaN, Inf, or a label that is not a class: "error" or "warn"', TEXT)
-    verbose = _param('0 silent, 1 a bar, 2 a line per epoch, or "auto"')
 
 
 class TrainingParams(ModelParams, FitParams):
@@ -325,28 +310,7 @@ class TrainingParams(ModelParams, FitParams):
 
 
 SETTINGS = ("customObjects", *OF_SETTINGS, "distribution")
-FIT = (
-    "labelCol",
-    "validationIndicatorCol",
-    "validationSplit",
-    "validationBatchSize",
-    "validationFreq",
-    "validationSteps",
-    "batchSize",
-    "epochs",
-    "initialEpoch",
-    "stepsPerEpoch",
-    "shuffle",
-    "classWeight",
-    "callbacks",
-    "seed",
-    "verbose",
-    "preservePartitions",
-    "decode",
-    "checkpoint",
-    "resume",
-    "nan",
-)
+FIT = (*OF_FIT, "labelCol", "validationIndicatorCol", "callbacks", "decode")
 OF_PLACE = (*map(_camel, FLAT_OF_PLACE), "checkpoint", "resume")  # see ``config``
 OBJECTS = "model", "customObjects", "callbacks", "distribution", "decode"  # not saved in the JSON metadata
 

@@ -73,6 +73,13 @@ def test_a_copy_has_values_of_its_own():
         ({"featuresCol": 3}, TypeError, "name of a column"),
         ({"classWeight": [1.0]}, TypeError, "dict of numbers by class"),
         ({"shuffle": "yes"}, TypeError, "shuffle"),
+        ({"nan": "drop"}, ConfigError, 'nan should be "error" or "warn"; got .drop'),
+        ({"verbose": 3}, ConfigError, 'verbose should be "auto", 0, 1 or 2; got 3'),
+        (
+            {"validationSplit": 1.5},
+            ConfigError,
+            "validationSplit should be a number of at least 0 and below 1",
+        ),
         ({"num_workers": 2}, TypeError, "no Param 'num_workers'. Use numWorkers."),
         ({"epoch": 2}, TypeError, "TrainingParams has no Param 'epoch'.$"),
     ],
