@@ -32,6 +32,7 @@ from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.server.state import OLDER, RowsHeld, Snapshot
 from sparkdl.spark import files, spark_internals
+from sparkdl.spark.hadoop import Context
 
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
@@ -211,7 +212,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, config: CheckpointConfig, context: Any, *, fresh: bool, lease: Lease | None = None
+        self, config: CheckpointConfig, context: Context, *, fresh: bool, lease: Lease | None = None
     ) -> None:
         self.config, self.context, self.lease = config, context, lease
         self._problem: CheckpointError | None = None  # the reason why no more checkpoints are written
@@ -447,7 +448,7 @@ def write_to(file: IO[bytes], parts: list[packing.Part]) -> None:
     file.write(digest.digest())
 
 
-def _read(path: str, context: Any) -> Saved:
+def _read(path: str, context: Context) -> Saved:
     """Return a checkpoint, whose arrays are views of the file.
 
     Raises:

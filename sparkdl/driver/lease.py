@@ -31,10 +31,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.spark.folders import Folder, open_folder
+from sparkdl.spark.hadoop import Context
 
 logger = logging.getLogger(__name__)
 NAME = "lease"
@@ -416,7 +416,7 @@ def _beat_of(owner: Owner) -> str:
     return f"{NAME}-{owner.id}.beat"
 
 
-def lease_of(uri: str, context: Any) -> Lease:
+def lease_of(uri: str, context: Context) -> Lease:
     """Return the lease of a checkpoint folder, not yet acquired; create the folder if it does not exist.
 
     Raises:

@@ -42,6 +42,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import isfinite
+from types import TracebackType
 from typing import Any, Protocol
 from wsgiref.types import InputStream
 
@@ -62,7 +63,7 @@ from sparkdl.errors import (
     WorkerLostError,
 )
 from sparkdl.process.reasons import reason_of
-from sparkdl.server.aggregation import Read
+from sparkdl.server.aggregation import Aggregation, Read
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
@@ -113,7 +114,9 @@ class Traffic:
 class Exchanges(Protocol):
     """A coordinator or a shard, as a stream of updates sees it."""
 
-    aggregation: Any
+    @property
+    def aggregation(self) -> Aggregation:
+        """The aggregation of the updates."""
 
     def admit(self, update: Update, lengths: Sections) -> None:
         """Check an update by its header alone, before any of its sections are read."""
@@ -335,7 +338,7 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
         return {}
 
 
-def _note_exception(info: Any) -> None:
+def _note_exception(info: tuple[type[BaseException], BaseException, TracebackType]) -> None:
     logger.debug("The endpoint failed.", exc_info=info)
 
 

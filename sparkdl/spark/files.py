@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
 from sparkdl.process import interrupts
 from sparkdl.spark import hadoop
+from sparkdl.spark.hadoop import Context
 
 logger = logging.getLogger(__name__)
 # Errors of os.link on file systems that have no hard links, such as FAT and some FUSE file systems.
@@ -32,7 +32,7 @@ def is_uri(path: str) -> bool:
     return len(urlparse(path).scheme) > 1
 
 
-def put(local: Path, target: str, *, overwrite: bool, context: Any, of_spark: bool = False) -> None:
+def put(local: Path, target: str, *, overwrite: bool, context: Context, of_spark: bool = False) -> None:
     """Copy a local file to a path or URI. A failure leaves an existing file at a local path unchanged.
 
     Args:
@@ -67,7 +67,7 @@ def _put_local(local: Path, target: Path) -> None:
         remove_temporary(begun)
 
 
-def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> None:
+def get(source: str, local: Path, *, context: Context, of_spark: bool = False) -> None:
     """Copy the file at a path or URI to a local file; ``of_spark`` as in ``put``.
 
     Raises:
@@ -82,7 +82,7 @@ def get(source: str, local: Path, *, context: Any, of_spark: bool = False) -> No
         system.copyToLocalFile(False, path, hadoop.local_path(local, context), True)
 
 
-def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
+def exists(target: str, *, context: Context, of_spark: bool = False) -> bool:
     """Return True if there is a file or folder at a path or URI; ``of_spark`` as in ``put``."""
     if not (of_spark or is_uri(target)):
         return Path(target).exists()
@@ -90,7 +90,7 @@ def exists(target: str, *, context: Any, of_spark: bool = False) -> bool:
         return bool(system.exists(path))
 
 
-def names(folder: str, *, context: Any) -> list[str]:
+def names(folder: str, *, context: Context) -> list[str]:
     """Return the names of the entries of a folder at a path or URI; empty if there is no such folder."""
     if not is_uri(folder):
         return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
@@ -99,7 +99,7 @@ def names(folder: str, *, context: Any) -> list[str]:
         return sorted(each.getPath().getName() for each in found)
 
 
-def publish(local: Path, target: str, *, context: Any, check: Callable[[], None] = lambda: None) -> None:
+def publish(local: Path, target: str, *, context: Context, check: Callable[[], None] = lambda: None) -> None:
     """Move a local file to a path or URI, all or nothing; never replace a file.
 
     If the target already has the same content, the local file is only removed. Once the target is
@@ -178,7 +178,7 @@ def _link(local: Path, target: Path) -> None:
         local.replace(target)
 
 
-def _require_equal(local: Path, target: str, context: Any) -> None:
+def _require_equal(local: Path, target: str, context: Context) -> None:
     """Require the same content in the file at a URI as in a local file.
 
     Raises:
@@ -193,20 +193,20 @@ def _require_equal(local: Path, target: str, context: Any) -> None:
             raise FileExistsError(f"{target} already exists, with different content.")
 
 
-def qualified(path: str, *, context: Any) -> str:
+def qualified(path: str, *, context: Context) -> str:
     """Return the full URI of a path of Spark's default file system, or of a URI."""
     with hadoop.file_system(path, context) as (system, found):
         uri = str(system.makeQualified(found).toUri())
     return uri.replace("file:/", "file:///", 1) if not uri.startswith("file:///") else uri
 
 
-def make_folder(path: str, *, context: Any) -> None:
+def make_folder(path: str, *, context: Context) -> None:
     """Create a folder in Spark's file system, with its parents."""
     with hadoop.file_system(path, context) as (system, found):
         system.mkdirs(found)
 
 
-def move(source: str, target: str, *, context: Any) -> None:
+def move(source: str, target: str, *, context: Context) -> None:
     """Move a file or folder within Spark's file system; missing parent folders are created.
 
     Raises:
@@ -218,7 +218,7 @@ def move(source: str, target: str, *, context: Any) -> None:
             raise OSError(f"{source} cannot be moved to {target}.")
 
 
-def replace_folder(source: str, target: str, *, context: Any) -> None:
+def replace_folder(source: str, target: str, *, context: Context) -> None:
     """Move a folder within Spark's file system to a path, and remove the folder that was there.
 
     If the new folder cannot be moved, the old one is restored and the new one removed. If the old one cannot
@@ -246,7 +246,7 @@ def replace_folder(source: str, target: str, *, context: Any) -> None:
             remove(old, context=context)
 
 
-def _move_back(source: str, target: str, old: str, error: BaseException, context: Any) -> None:
+def _move_back(source: str, target: str, old: str, error: BaseException, context: Context) -> None:
     """Undo the steps that ``replace_folder`` took before an error.
 
     Raises:
@@ -265,7 +265,7 @@ def _move_back(source: str, target: str, old: str, error: BaseException, context
     remove(source, context=context)
 
 
-def discard(target: str, *, context: Any) -> None:
+def discard(target: str, *, context: Context) -> None:
     """Remove a file at a path or URI, if it is there."""
     if not is_uri(target):
         Path(target).unlink(missing_ok=True)
@@ -279,7 +279,7 @@ def remove_temporary(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove(path: str, *, context: Any) -> None:
+def remove(path: str, *, context: Context) -> None:
     """Remove a file, or a folder with its content, of Spark's file system, if it is there."""
     with hadoop.file_system(path, context) as (system, found):
         system.delete(found, True)

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 
 from sparkdl.spark import hadoop, spark_internals
 from sparkdl.spark.files import is_uri, publish_local, remove_temporary
+from sparkdl.spark.hadoop import Context
 
 ATOMIC = {"hdfs", "webhdfs", "swebhdfs"}  # schemes whose rename never replaces a file, even in a race
 SETTLE_SECONDS = 1.0  # time for the writes of several drivers to take effect on other file systems
@@ -47,7 +48,7 @@ class Folder(Protocol):
         """Remove a file, if it is there."""
 
 
-def open_folder(uri: str, *, context: Any) -> Folder:
+def open_folder(uri: str, *, context: Context) -> Folder:
     """Return the folder at a path or URI; create it if it does not exist.
 
     The URI of a folder that the driver's machine has mounted, such as ``file:///data``, gives a

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from sparkdl.errors import ConfigError
 from sparkdl.spark import spark_internals
 
+Context = SparkContext | None  # None if there is none: only URIs need one
+
 
 @contextmanager
-def file_system(uri: str, context: Any) -> Iterator[tuple[Any, Any]]:
+def file_system(uri: str, context: Context) -> Iterator[tuple[Any, Any]]:
     """Yield the Hadoop file system of a URI and its path; Java exceptions in the block become OSErrors.
 
     Raises:
@@ -42,12 +45,12 @@ def as_os_errors(uri: str) -> Iterator[None]:
         raise OSError(f"{uri}: {says}") from error
 
 
-def path_of(name: str, context: Any) -> Any:
+def path_of(name: str, context: Context) -> Any:
     """Return the Hadoop Path of a path or URI."""
     return spark_internals.jvm(context).org.apache.hadoop.fs.Path(name)
 
 
-def local_path(path: Path, context: Any) -> Any:
+def local_path(path: Path, context: Context) -> Any:
     """Return the Hadoop Path of a file on this machine."""
     return path_of(path.as_uri(), context)
 

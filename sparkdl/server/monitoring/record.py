@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf, isfinite
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
@@ -80,6 +80,58 @@ def no_event(text: str, level: str) -> None:
     """Record no event."""
 
 
+class Event(TypedDict):
+    """An event: its second of the run, its level of ``logging`` in lower case, and one sentence."""
+
+    at: float
+    level: str
+    text: str
+
+
+class Progress(TypedDict):
+    """The progress of an epoch, which is an index: its rows so far, all its rows, and its seconds."""
+
+    epoch: int
+    rows: int
+    total: int
+    seconds: NotRequired[float]
+    snapshot: NotRequired[str]
+    waiting: NotRequired[str]
+
+
+class WorkerSample(TypedDict):
+    """A worker at the newest sample.
+
+    Attributes:
+        rows: its training rows per epoch; ``seen`` are those it has trained on in ``epoch``, counted from 1.
+        speed: training rows per second.
+        received: bytes received from the worker; ``sent`` are those sent to it.
+        heard: seconds since its last heartbeat.
+        times: seconds of each of ``messages.ACTIVITIES``.
+        staleness: that of its last merged update; None in rounds.
+        dropped: number of its updates that were dropped.
+    """
+
+    worker: int
+    host: str
+    device: str
+    rows: int
+    epoch: int
+    seen: int
+    speed: float
+    received: int
+    sent: int
+    heard: float
+    retries: int
+    lost: bool
+    times: list[float]
+    staleness: int | None
+    dropped: int
+
+
+Point = dict[str, object]  # the results of an epoch or within one, and its place
+
+
 class Cursor(NamedTuple):
     """A reader's position in a record.
 
@@ -111,11 +163,11 @@ class Series:
     """Points in order. When there are more than ``MOST_POINTS``, every second point is dropped."""
 
     def __init__(self) -> None:
-        self.points: list[dict[str, Any]] = []
+        self.points: list[Point] = []
         self.thinned = 0
         self._seen = 0
 
-    def add(self, point: dict[str, Any]) -> None:
+    def add(self, point: Point) -> None:
         """Add a point, or skip it: a series that was thinned out n times keeps every 2**n-th point."""
         if self._seen % (1 << self.thinned) == 0:
             self.points.append(point)
@@ -145,16 +197,16 @@ class RunRecord:
         self._state: State = "starting"
         self._reason = ""
         self._epochs, self._points = Series(), Series()
-        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._num_events = 0
-        self._progress: dict[str, Any] = {"epoch": 0, "rows": 0, "total": 0}
+        self._progress: Progress = {"epoch": 0, "rows": 0, "total": 0}
         self._epoch_began = self._began
         self._first_epoch = int(str(about.get("first_epoch", 0)))
         self._ended = self._first_epoch - 1  # the last epoch that has ended
         self._trained = 0.0  # seconds of the epochs that have ended
         self._settled = False  # whether the workers have left
         self._ticked = 0.0
-        self._workers: list[dict[str, Any]] = []
+        self._workers: list[WorkerSample] = []
         self._staleness: list[int] = []
         self._counts: dict[str, int] = {}
         self._positions: dict[int, tuple[float, int]] = {}
@@ -183,7 +235,9 @@ class RunRecord:
                 self._progress["waiting"] = reason
                 self._publish()
 
-    def advance(self, rows: int, total: int, results: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
+    def advance(
+        self, rows: int, total: int, results: Mapping[str, object], run: Run, sizes: ByteCounts
+    ) -> None:
         """Record the progress of the epoch, at most once per second."""
         now = time.monotonic()
         if now - self._ticked < TICK_SECONDS:
@@ -197,7 +251,9 @@ class RunRecord:
             self._sample(run, sizes)
             self._publish()
 
-    def end_epoch(self, epoch: int, rows: int, logs: Mapping[str, Any], run: Run, sizes: ByteCounts) -> None:
+    def end_epoch(
+        self, epoch: int, rows: int, logs: Mapping[str, object], run: Run, sizes: ByteCounts
+    ) -> None:
         """Record the results of an epoch."""
         with self._changed:
             seconds, self._state = time.monotonic() - self._epoch_began, "training"
@@ -252,8 +308,7 @@ class RunRecord:
         self._tell_of_snapshot(run.snapshot)
         dropped = {int(worker): count for worker, count in counts.get("dropped", {}).items()}
         self._workers = [
-            self._worker(worker, member, sizes.of_worker(worker), run)
-            | {"staleness": run.latest_staleness.get(worker), "dropped": dropped.get(worker, 0)}
+            self._worker(worker, member, sizes.of_worker(worker), run, dropped.get(worker, 0))
             for worker, member in sorted(run.members.items())
         ]
 
@@ -261,9 +316,7 @@ class RunRecord:
         """Record a new snapshot, and an event about it if it was made within an epoch."""
         before, self._snapshot = self._snapshot, str(snapshot)
         self._progress["snapshot"] = self._snapshot
-        within = (
-            bool(before) and getattr(snapshot, "place", 0) > 0
-        )  # the number of rounds since its epoch began
+        within = bool(before) and getattr(snapshot, "place", 0) > 0  # rounds since its epoch began
         now = time.monotonic()
         if within and self._snapshot != before and now - self._snapshot_told >= SNAPSHOT_SECONDS:
             self._snapshot_told = now
@@ -282,7 +335,9 @@ class RunRecord:
         if merged:
             self.add_event(f"Late updates of epoch {epoch} were merged in later rounds ({merged}).", "info")
 
-    def _worker(self, worker: int, member: Member, sizes: tuple[int, int], run: Run) -> dict[str, Any]:
+    def _worker(
+        self, worker: int, member: Member, sizes: tuple[int, int], run: Run, dropped: int
+    ) -> WorkerSample:
         rows = run.plans[worker].epoch_rows if run.plans else 0
         epoch, seen = member.epoch, member.seen_rows
         if self._settled and epoch > self._ended == self._progress["epoch"]:
@@ -301,6 +356,8 @@ class RunRecord:
             "retries": member.retries,
             "lost": member.lost,
             "times": member.seconds,
+            "staleness": run.latest_staleness.get(worker),
+            "dropped": dropped,
         }
 
     def _speed(self, worker: int, member: Member, rows: int) -> float:
@@ -334,7 +391,7 @@ class RunRecord:
         with self._changed:
             self._changed.wait_for(lambda: self._state in ENDED, seconds)
 
-    def changes(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
+    def changes(self, cursor: Cursor) -> tuple[dict[str, object], Cursor]:
         """Return the values that are new since a cursor, for JSON, and the next cursor.
 
         The values have ``whole`` set if the reader has to forget what it has read before.
@@ -350,13 +407,13 @@ class RunRecord:
             if whole:
                 cursor = Cursor(thinned)
             new_events = min(self._num_events - cursor.events, len(self._events))
-            values = {
+            values: dict[str, object] = {
                 "whole": whole,
                 "state": self._state,
                 "reason": self._reason,
                 "stop_request": self.stop_request,
                 "seconds": round(time.monotonic() - self._began, 1),
-                "progress": dict(self._progress),  # it is encoded after the lock is released
+                "progress": self._progress.copy(),  # it is encoded after the lock is released
                 "workers": self._workers,
                 "staleness": self._staleness,
                 "counts": self._counts,
@@ -369,17 +426,17 @@ class RunRecord:
             end = Cursor(thinned, len(self._epochs.points), len(self._points.points), self._num_events)
             return values, end
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerSample]:
         """Return the newest sample of each worker."""
         with self._changed:
             return list(self._workers)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return all values, for JSON."""
         return self.changes(Cursor())[0]
 
 
-def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(results: Mapping[str, object]) -> dict[str, object]:
     """Return results as numbers and lists; None in place of NaN and Inf, which JSON does not have."""
     return {name: _finite(np.asarray(value).tolist()) for name, value in results.items()}
 
