@@ -6,6 +6,10 @@ workers that Spark takes for two hosts) and ``connect`` (a Spark Connect server 
 application has three threads). If a module names several, each combination of the test's other parameters
 runs on one of them (``selection``), unless the test is marked ``each_master``. With ``--all`` a test runs on
 each of them, and on the first three if its module names none.
+
+Of the 2 x 468 s that two cores took for the default suite in November 2026, the starts of the four
+applications took 34 s, and ten tests that start a Python or a Spark of their own took 124 s. So a test runs
+in the shared application if it can, and patches ``sys.modules`` rather than start a process.
 """
 
 import contextlib
