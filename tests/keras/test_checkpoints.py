@@ -38,7 +38,7 @@ def at_the_epochs_start(snapshot):
     ("state", "expected"), [({"momentum": 0.0}, "a dict with 'momentum'"), ({}, "a dict with no keys")]
 )
 def test_a_rules_state_of_another_structure_is_named(place, state, expected):
-    """A run whose rule has changed ends with an error that says so, and the coordinator keeps its own state."""
+    """A run whose rule has changed ends with an error, and the coordinator keeps its own state."""
     saved = Snapshot(0, np.zeros(2, "f"), np.zeros(0, "f"), 1, 1.0, rule={"velocity": 1.0})
     policy = mock.Mock(resumed=SimpleNamespace(snapshot=place(saved), counters={}))
     policy.rule.name = "mine"
