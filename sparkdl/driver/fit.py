@@ -203,7 +203,7 @@ class FitRun:
             request=request,
             driver=self.driver,
             plan=self.plan,
-            rule=self.choice.rule,
+            choice=self.choice,
             hybrid=self.hybrid,
             first_step=self.checkpoints.first[1],
             attended=self.callbacks.attends,

@@ -19,7 +19,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.modeling.backends.choice import sliced_tables
 from sparkdl.modeling.keras_types import Callback
-from sparkdl.rules import Average, Rule
+from sparkdl.rules import Average, Choice
 from sparkdl.server.aggregation import AggregationSpec, Hybrid, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.hosted_run import HostedRun
@@ -40,7 +40,7 @@ class ServerSetup:
         request: the request of the fit.
         driver: the driver's model, whose weights the run begins with.
         plan: the plan of the run, without row counts.
-        rule: the merge rule.
+        choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
         hybrid: the conditions for closing a round without some workers; None: rounds wait for all.
         first_step: the number of batches that the optimizer had seen before the run.
         attended: whether callbacks take part in the evaluation of validation rows.
@@ -50,7 +50,7 @@ class ServerSetup:
     request: Request
     driver: DriverModel
     plan: Plan
-    rule: Rule
+    choice: Choice
     hybrid: Hybrid | None
     first_step: float
     attended: bool
@@ -98,7 +98,7 @@ class ServerSetup:
             metrics=request.metrics.layout.nbytes,
             optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes,
-            own=4 * layouts.trainable.size * self.rule.elastic,
+            own=4 * layouts.trainable.size * self.choice.rule.elastic,
             first_step=self.first_step,
             scaled=config.joint and optimizers.scales_loss(request.model),
             factor=self.factor,
@@ -122,7 +122,8 @@ class ServerSetup:
             mode=config.mode.value,
             joint=config.joint,
             num_workers=self.request.num_workers,
-            rule=self.rule,
+            rule=self.choice.rule,
+            power=self.choice.power,
             staleness=config.stragglers.staleness,
             hybrid=self.hybrid,
             tables=sliced_tables(self.driver.layouts.trainable, joint=config.joint),

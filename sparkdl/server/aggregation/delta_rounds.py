@@ -9,31 +9,42 @@ from dataclasses import replace
 
 from sparkdl.core.reduction import Reduction
 from sparkdl.core.vectors import Vector, window_share
-from sparkdl.rules import Merge, Rule, apply
+from sparkdl.rules import Choice, Merge, apply
 from sparkdl.server.aggregation.rounds import Hybrid, SynchronousRounds
 from sparkdl.transport.messages import Answer, Reply
 
 
 class DeltaRounds(SynchronousRounds):
-    """Rounds in which the rule turns the reduced delta into a step of the center."""
+    """Rounds in which the rule turns the reduced delta into a step of the center.
+
+    Args:
+        parameters: trainable variables of the center.
+        statistics: moving statistics.
+        num_workers: number of workers that send updates.
+        choice: the rule, and the scaling of the workers' learning rate, which limits the number of workers
+            that the rule is bound to.
+        decays: share of each statistic that a training step keeps.
+        hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
+            are not lost.
+    """
 
     def __init__(
         self,
         parameters: Vector,
         statistics: Vector,
         num_workers: int,
-        rule: Rule,
+        choice: Choice,
         decays: Vector,
         hybrid: Hybrid | None = None,
     ) -> None:
-        self.rule, self.decays = rule, decays
+        self.choice, self.rule, self.decays = choice, choice.rule, decays
         super().__init__(parameters, statistics, num_workers, hybrid)
-        self.state = rule.init(parameters)
+        self.state = self.rule.init(parameters)
 
     def bind(self, working: int) -> None:
         """Set the number of workers with rows and bind the rule to it."""
         super().bind(working)
-        self.rule = self.rule.bound(working)
+        self.rule, _ = self.choice.bound(working)
 
     def _reduction(self) -> Reduction:
         """Return the rule's reduction of a round's deltas to one."""

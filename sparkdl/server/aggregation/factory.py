@@ -8,7 +8,7 @@ import numpy as np
 
 from sparkdl.core.sparse_gradients import Tables
 from sparkdl.core.vectors import Vector
-from sparkdl.rules import Rule
+from sparkdl.rules import Choice, Rule
 from sparkdl.server.aggregation.asynchronous import Asynchronous
 from sparkdl.server.aggregation.base import Aggregation
 from sparkdl.server.aggregation.counted_rounds import CountedRounds
@@ -32,6 +32,7 @@ class AggregationSpec:
         hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
             are not lost.
         tables: the trainable variables as tables, if gradients with slices may be merged; otherwise empty.
+        power: power of the number of workers that scales their learning rate; see ``rules.Choice``.
         sharded: True if workers average gradients among themselves.
     """
 
@@ -42,6 +43,7 @@ class AggregationSpec:
     staleness: int | None = None
     hybrid: Hybrid | None = None
     tables: Tables = ()
+    power: float = 0.0
     sharded: bool = False
 
 
@@ -64,6 +66,6 @@ def make_aggregation(
         return GradientRounds(*start, terms.hybrid, terms.tables)
     decays = np.full_like(statistics, np.nan) if decays is None else decays
     if terms.mode == "synchronous":
-        return DeltaRounds(*start, terms.rule, decays, hybrid=terms.hybrid)
+        return DeltaRounds(*start, Choice(terms.rule, terms.power), decays, hybrid=terms.hybrid)
     kind = {"asynchronous": Asynchronous, "hogwild": Hogwild}[terms.mode]
     return kind(*start, terms.rule, decays, bound=terms.staleness)

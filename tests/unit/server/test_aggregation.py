@@ -18,7 +18,7 @@ from stores import EMPTY, begun, impatient, push, store_of, together, update_of,
 
 from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
-from sparkdl.rules import Average, DynSGD, Sum
+from sparkdl.rules import BMUF, Average, DynSGD, Sum
 from sparkdl.server.aggregation import (
     AggregationSpec,
     Asynchronous,
@@ -821,3 +821,13 @@ def test_no_body_is_kept_while_its_worker_waits(mode, terms, kept):
 
     assert 2 == len(bodies)
     assert alive[0] <= kept
+
+
+@pytest.mark.parametrize(("power", "momentum"), [(0.5, 1 - 8**-0.5), (0.0, 1 - 80**-0.5)])
+def test_the_default_rule_counts_no_more_workers_than_the_study(power, momentum):
+    """With more workers than studied, the block momentum and the scaled rate use the same number."""
+    terms = AggregationSpec("synchronous", False, 80, BMUF(power=0.5), power=power)
+    rounds = make_aggregation(terms, vector(0.0), EMPTY)
+    rounds.bind(80)
+
+    assert rounds.rule.block_momentum == momentum
