@@ -163,16 +163,15 @@ class TrainConfig:
     def _check_shards(self) -> None:
         if self.placement is not Placement.EXECUTORS:
             return
-        if not self.joint:
+        if self.mode is not Mode.SYNCHRONOUS:
             raise ConfigError(
-                'placement="executors" needs mode="synchronous" and frequency="batch", since workers average '
-                f'gradients; got mode="{self.mode.value}" and frequency={self.frequency!r}. Set '
-                'placement="driver".'
+                'placement="executors" needs mode="synchronous", since workers reduce updates together; got '
+                f'mode="{self.mode.value}". Set placement="driver".'
             )
         if self.hybrid or self.goes_on:
             raise ConfigError(
-                'placement="executors" needs all workers in each round, since each averages a part of the '
-                'gradient; got quorum, straggler_timeout or on_worker_loss="continue". Leave them out, or '
+                'placement="executors" needs all workers in each round, since each reduces a part of the '
+                'updates; got quorum, straggler_timeout or on_worker_loss="continue". Leave them out, or '
                 'set placement="driver".'
             )
 

@@ -41,6 +41,12 @@ SETTINGS = {
         None,
         {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=3)},
     ),
+    "executors-2": (
+        "synchronous",
+        2,
+        "average",
+        {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=2)},
+    ),
 }
 WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3
 FAULTS = "kill", "stop 5", "stop 30", "stop 90"

@@ -16,6 +16,7 @@ from sparkdl.config import (
     CheckpointConfig,
     Frequency,
     ModeName,
+    Placement,
     PlacementName,
     TrainConfig,
     Verbose,
@@ -588,6 +589,12 @@ def _rule_of(config: TrainConfig) -> Rule:
         raise ConfigError(
             f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
             "would move only one of them. Leave quorum and straggler_timeout out."
+        )
+    if config.placement is Placement.EXECUTORS and not rule.reduction().elementwise:
+        raise ConfigError(
+            f'merge="{rule.name}" needs all deltas in one place, but with placement="executors" each worker '
+            'reduces a part of them; got both. Set placement="driver", or use another rule. A reduction of '
+            "your own that works element by element says so with elementwise = True."
         )
     if config.joint and merge is not None and rule.name != Average.name:
         raise ConfigError(

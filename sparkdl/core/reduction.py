@@ -6,6 +6,7 @@ That is worker order, except in hybrid rounds, which add updates as they arrive.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,9 +22,12 @@ class Reduction(ABC):
     """Base class of reductions of one round. They do not modify the vectors that are added.
 
     Attributes:
+        elementwise: True if each element of the result depends only on the same element of the vectors, so
+            that ranges of the vectors can be reduced separately.
         pool: memory for the result.
     """
 
+    elementwise: ClassVar[bool] = False
     pool: BufferPool | None = None
 
     @abstractmethod
@@ -37,6 +41,8 @@ class Reduction(ABC):
 
 class Total(Reduction):
     """Unweighted sum of the vectors."""
+
+    elementwise = True
 
     def __init__(self) -> None:
         self._total, self._count = EMPTY, 0

@@ -123,6 +123,7 @@ class TrainingJob:
             power=self.choice.power,
             validation_rows=fit.validation_rows(held),
             profile=fit.traced,
+            replicas=sharded,
             slices=slices,
         )
         return TrainJob(

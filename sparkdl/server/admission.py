@@ -50,6 +50,11 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
     """Refuse an update with a section that its kind does not allow or that has a wrong length."""
     if update.kind is Kind.GIVE and lengths.state <= ROWS_BYTES:
         lengths = lengths._replace(state=0)
+    if (
+        lengths.parameters
+        and shape.whole_state <= lengths.state <= shape.whole_state + aggregation.rule_bytes()
+    ):
+        lengths = lengths._replace(state=shape.whole_state)  # the state of the rule follows
     sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
     parameters = lengths.parameters if sliced else len(aggregation.parameters)
     expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
@@ -57,7 +62,7 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
         ("parameters", lengths.parameters, (parameters,)),
         ("statistics", lengths.statistics, (len(aggregation.statistics),)),
         ("metrics", lengths.metrics, (shape.metrics,)),
-        ("state", lengths.state, (shape.generators, shape.optimizer + shape.generators + shape.own)),
+        ("state", lengths.state, (shape.generators, shape.whole_state)),
     ):
         if length and (length not in values or name not in expected):
             raise RefusedError(413, f"A {update.kind.name} of this model cannot have {length} {name}.")

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite
 
+from sparkdl.core import packing
 from sparkdl.core.vectors import Vector, trim
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
@@ -205,6 +206,7 @@ class Coordinator(GroupCoordinator):
             Kind.PULL: self._pull,
             Kind.RESTORE: self._restore,
             Kind.CENTER: self._center,
+            Kind.RULE: self._rule,
             Kind.STATE: self._take_state,
             Kind.SHARE: self.rebalance.share,
             Kind.GIVE: self.rebalance.give,
@@ -318,6 +320,11 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             self.state.check_open(update.generation)
             return self.weights.center(update)
+
+    def _rule(self, update: Update, read: Read) -> Reply:
+        with self.changed:
+            self.state.check_open(update.generation)
+            return replace(self.schedule.reply_at_once(), state=packing.pack(self.snapshot.rule))
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
@@ -451,7 +458,7 @@ class Coordinator(GroupCoordinator):
     def reported(self) -> bool:
         """True if a worker of a stopped run has reported the weights, or if workers have no replicas."""
         with self.changed:
-            return not self.shape.plan.joint or self.epochs.stopped_with_weights() is not None
+            return not self.aggregation.has_replicas or self.epochs.stopped_with_weights() is not None
 
     def _all_ready(self) -> bool:
         return self.aggregation.all_of(self.membership.ready_workers())

@@ -29,7 +29,7 @@ class Screening:
         self, state: RunState, shape: RunSpec, aggregation: Aggregation, membership: Membership
     ) -> None:
         self.state, self.shape, self.aggregation, self.membership = state, shape, aggregation, membership
-        merged = shape.num_workers > 1 and not aggregation.has_replicas
+        merged = shape.num_workers > 1 and not shape.plan.joint
         together = shape.num_workers if aggregation.has_rounds else 1  # workers whose updates share one loss
         first = max(shape.num_workers // together, FIRST // (together * (shape.plan.window or FIRST)))
         self.detector = DivergenceDetector(aggregation.parameters, merged=merged, first=first)

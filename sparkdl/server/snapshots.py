@@ -10,7 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from mmap import mmap
+from typing import Any
 
+from sparkdl.core import packing
 from sparkdl.core.vectors import Vector
 from sparkdl.server.aggregation import Aggregation
 from sparkdl.server.schedule import Schedule
@@ -88,6 +90,18 @@ class Snapshots(ABC):
         center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
         return replace(self.committed, **center)
 
+    def stopped(self, report: Update) -> Snapshot:
+        """Return the committed snapshot with the weights that a stopped replica has reported."""
+        states, rule = self._without_rule({report.worker: spooled(report.state)})
+        return replace(
+            self.committed,
+            parameters=report.parameters,
+            statistics=report.statistics,
+            states=states if self.shape.plan.joint else self.committed.states,
+            progress=self.schedule.progress,
+            rule=rule,
+        )
+
     def of_reports(self, epoch: int, report: EpochReports, reports: Reports) -> Snapshot:
         """Return the snapshot of the point at which every worker has reported its state.
 
@@ -102,15 +116,28 @@ class Snapshots(ABC):
             kept(self.aggregation.parameters),
             self.aggregation.statistics,
         )
+        states, rule = self._without_rule(self._states_before(reports) | report.states)
         return Snapshot(
             epoch=epoch,
             parameters=parameters,
             statistics=statistics,
             version=self.aggregation.version,
             progress=self.schedule.progress,
-            states=self._states_before(reports) | report.states,
-            rule=self.aggregation.state,
+            states=states,
+            rule=rule,
         )
+
+    def _without_rule(self, states: dict[int, bytes | mmap]) -> tuple[dict[int, bytes | mmap], Any]:
+        """Return the states of workers and that of the rule, if one of them has reported it with its own.
+
+        Otherwise the state of the rule is the aggregation's.
+        """
+        own, rule = self.shape.whole_state, self.aggregation.state
+        for worker, state in states.items():
+            if len(state) > own:
+                rule = packing.like(rule, packing.unpack(state[own:]))
+                states = states | {worker: spooled(state[:own])}
+        return states, rule
 
     @abstractmethod
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
@@ -125,7 +152,7 @@ class Snapshots(ABC):
 
     def substitute(self) -> int | None:
         """Return the worker that reports the shared weights if worker 0 is lost, else None."""
-        if not self.shape.plan.joint or 0 not in self.aggregation.lost:
+        if not self.aggregation.has_replicas or 0 not in self.aggregation.lost:
             return None
         return min(k for k in range(self.shape.num_workers) if k not in self.aggregation.lost)
 

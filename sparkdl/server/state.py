@@ -76,6 +76,11 @@ class RunSpec(GroupSpec):
     goes_on: bool = False
     snapshot_intervals: tuple[int, ...] = ()
 
+    @property
+    def whole_state(self) -> int:
+        """Size of a worker's complete state, in bytes."""
+        return self.optimizer + self.generators + self.own
+
 
 class RowsHeld(NamedTuple):
     """A worker's number of training rows, and the fingerprint of its training and validation rows."""

@@ -65,6 +65,7 @@ class Kind(IntEnum):
     SHARE = 10  # the number of this worker's training rows; requests those of all workers, uint64
     GIVE = 11  # training rows for worker ``sequence``
     TAKE = 12  # requests the training rows that worker ``sequence`` gives to this one
+    RULE = 13  # requests the state of the merge rule at the last snapshot, as a record of ``core.packing``
 
 
 class Answer(IntEnum):

@@ -310,7 +310,7 @@ class Loop:
             loss=loss,
             sequence=sequence,
         )
-        if self.plan.joint and self.speaks:
+        if self.speaks and (self.plan.joint or self.settings.replicas):
             own = self.replica.read()
             update.parameters, update.statistics = own.vector, own.statistics
         return update

@@ -1,10 +1,14 @@
-"""Averaging of gradients by the workers themselves (``placement="executors"``).
+"""Reduction of gradients and deltas by the workers themselves (``placement="executors"``).
 
-A gradient is divided into one contiguous range per worker. Each worker serves a *shard*: the rounds of its
-own range, with the same code as an endpoint. A worker sends a part of its gradient to each shard, and
-receives the mean of each part. So a round is a reduce-scatter and an all-gather: each worker sends and
-receives at most twice the size of the gradient, however many workers there are. Parts are added in worker
-order, so the mean has the same bits as that of an endpoint on the driver.
+A vector is divided into one contiguous range per worker. Each worker serves a *shard*: the rounds of its
+own range, with the same code as an endpoint. A worker sends a part of its vector to each shard, and
+receives each reduced part: the mean, or the sum if the merge rule adds deltas. So a round is a reduce-scatter
+and an all-gather: each worker sends and receives at most twice the size of the vector, however many workers
+there are. Parts are added in worker order, so the result has the same bits as that of an endpoint on the
+driver.
+
+Each worker applies a reduced gradient with its own optimizer, as it does the mean of an endpoint, and a
+reduced delta with the merge rule, to its own copy of the center (``worker.replicated_center``).
 
 The driver's endpoint gets the same updates without parameters. It counts them, averages the statistics, and
 controls epochs, snapshots and restarts. A shard exists as long as its task: if a task is lost, the worker
@@ -16,32 +20,38 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.reduction import Mean, Reduction
 from sparkdl.core.vectors import EMPTY, Vector, is_finite
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError, WireError, WorkerLostError
 from sparkdl.process.reasons import reason_of
+from sparkdl.rules import Rule
 from sparkdl.server import admission
 from sparkdl.server.aggregation import GradientRounds, Read, limits
+from sparkdl.server.divergence import FARTHEST
 from sparkdl.server.http_app import make_shard_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes
-from sparkdl.transport.messages import Flag, Kind, Reply, Sections, Update
+from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
+from sparkdl.worker.replicated_center import ReplicatedCenter
 
 GRAIN = 16  # elements; ranges begin at multiples of it, so that their memory is aligned
 REACH_SECONDS = 10.0  # time in which the host of a shard has to accept a connection
 # Maximum bytes of a part that wait in the operating system. So a worker sends its parts one after the other,
 # each at the full rate of its link. If it sent all at once, parts of several workers would meet at one shard.
 UNSENT_BYTES = 128 << 10
+REPORTS = Kind.REPORT, Kind.STATE
 LEAVE_SECONDS = 60.0  # longest wait, at the end, for the other workers to receive their last replies
 
 
@@ -58,6 +68,17 @@ def spans_of(size: int, num_workers: int) -> list[Span]:
     return [Span(*edge) for edge in zip(edges, [*edges[1:], size], strict=True)]
 
 
+class PartRounds(GradientRounds):
+    """Rounds of one range, with the reduction of a merge rule."""
+
+    def __init__(self, size: int, num_workers: int, reduction: Callable[[], Reduction]) -> None:
+        self._make = reduction
+        super().__init__(np.zeros(size, np.float32), EMPTY, num_workers)
+
+    def _reduction(self) -> Reduction:
+        return self._make()
+
+
 class Shard:
     """The rounds of one range. A round closes once all workers have sent their parts.
 
@@ -68,13 +89,23 @@ class Shard:
         num_workers: number of workers.
         size: number of elements of the range.
         layout: digest of the model's layout and of the range.
+        rule: the merge rule of the deltas; None if gradients are averaged.
     """
 
     def __init__(
-        self, run: bytes, generation: int, worker: int, num_workers: int, *, size: int, layout: bytes
+        self,
+        run: bytes,
+        generation: int,
+        worker: int,
+        num_workers: int,
+        *,
+        size: int,
+        layout: bytes,
+        rule: Rule | None = None,
     ) -> None:
         self.run, self.worker, self.size, self.layout = run, worker, size, layout
-        self.aggregation = GradientRounds(np.zeros(size, np.float32), EMPTY, num_workers)
+        self.kind = Kind.GRADIENT if rule is None else Kind.DELTA
+        self.aggregation = PartRounds(size, num_workers, Mean if rule is None else rule.reduction)
         self.aggregation.generation = generation
         self._begun = self._closed = False
         self._failure = ""
@@ -102,7 +133,7 @@ class Shard:
             raise RefusedError(409, f"The part of generation {update.generation} does not belong here.")
         if update.layout != self.layout:
             raise RefusedError(422, "The range of the part does not match this shard.")
-        if update.kind is not Kind.GRADIENT or update.worker not in self._received:
+        if update.kind is not self.kind or update.worker not in self._received:
             raise RefusedError(400, f"A shard takes no {update.kind.name} of worker {update.worker}.")
         if update.flags & Flag.AWAIT:
             if lengths.nbytes or not self.aggregation.counted(update.worker, update.sequence):
@@ -168,7 +199,7 @@ class Shard:
 
 
 class ShardedExchange(Exchange):
-    """The Exchange of a worker that averages gradients with the other workers.
+    """The Exchange of a worker that reduces gradients or deltas together with the other workers.
 
     Args:
         driver: the exchange with the driver's endpoint.
@@ -176,6 +207,7 @@ class ShardedExchange(Exchange):
         address: host, port and certificate (hexadecimal) of this worker's shard.
         spans: the range of each worker's shard.
         scaled: whether gradients of a scaled loss are exchanged, which may be Inf.
+        center: this worker's copy of the center, if deltas are exchanged.
     """
 
     def __init__(
@@ -186,8 +218,10 @@ class ShardedExchange(Exchange):
         spans: list[Span],
         *,
         scaled: bool,
+        center: ReplicatedCenter | None = None,
     ) -> None:
         self.driver, self.shard, self.address, self.spans, self.scaled = driver, shard, address, spans, scaled
+        self.center = center
         self._peers: list[HttpExchange] = []
         self._parts: list[Update] = []
         self._pool = BufferPool()
@@ -205,6 +239,8 @@ class ShardedExchange(Exchange):
         """
         known: Notes = {**notes, "shard": self.address}
         begin = self.driver.ready(rows, validation_rows, known, fingerprint)
+        if self.center is not None:
+            self.center.bind(sum(map(bool, begin["rows"])))
         self.shard.begin(begin["sequence"])  # the open round of the driver's endpoint
         for worker, (host, port, certificate) in enumerate(begin["shards"]):
             mine = self.driver.endpoint
@@ -236,9 +272,12 @@ class ShardedExchange(Exchange):
 
     def begin(self, update: Update) -> Update:
         """Send an update; return the ticket for ``finish``."""
-        if update.kind is not Kind.GRADIENT:
+        if update.kind is not self.shard.kind:
+            if self.center is not None and update.kind in REPORTS and len(update.parameters):
+                update = self.center.report(update)
             return self.driver.begin(update)
-        sound = self.scaled or is_finite(update.parameters) and is_finite(update.statistics)
+        below = inf if self.center is None else FARTHEST
+        sound = self.scaled or is_finite(update.parameters, below) and is_finite(update.statistics)
         rows = update.rows if sound else 0
         self._parts = [
             replace(
@@ -255,9 +294,9 @@ class ShardedExchange(Exchange):
         return self.driver.begin(replace(update, flags=flags, parameters=EMPTY))
 
     def finish(self, ticket: Update) -> Reply:
-        """Return the reply to an update; to a gradient, with the mean of all workers."""
-        if ticket.kind is not Kind.GRADIENT:
-            return self.driver.finish(ticket)
+        """Return the reply to an update: to a gradient, the mean of all workers; to a delta, the center."""
+        if ticket.kind is not self.shard.kind:
+            return self._take_center(ticket.kind, self.driver.finish(ticket))
         mean: Vector = self._pool.borrow(4 * self.spans[-1].stop).view(np.float32)
         received = 0
         for worker in self._order:
@@ -272,8 +311,18 @@ class ShardedExchange(Exchange):
                 ) from None
             received += len(reply.parameters)
         self._parts = []
-        reply = self.driver.finish(ticket)
-        return replace(reply, parameters=mean if received else EMPTY)
+        reply, reduced = self.driver.finish(ticket), mean if received else EMPTY
+        if self.center is not None:
+            return self.center.merge(reduced, reply)
+        return replace(reply, parameters=reduced)
+
+    def _take_center(self, kind: Kind, reply: Reply) -> Reply:
+        """Return a reply of the driver. If it has a new center, continue from that one."""
+        if self.center is not None and reply.kind is Answer.CENTER and kind is not Kind.PULL:
+            self.center.take(reply)
+            if kind is Kind.RESTORE:
+                self.center.restore(self.driver(Update(kind=Kind.RULE)).state)
+        return reply
 
     def close(self) -> None:
         """Close the connections to the shards. The connection to the driver stays open."""
@@ -287,25 +336,36 @@ def range_digest(layout: bytes, span: Span) -> bytes:
 
 
 @contextmanager
-def sharded(driver: HttpExchange, size: int, num_workers: int, *, scaled: bool) -> Iterator[ShardedExchange]:
+def sharded(
+    driver: HttpExchange,
+    size: int,
+    num_workers: int,
+    *,
+    scaled: bool = False,
+    center: ReplicatedCenter | None = None,
+) -> Iterator[ShardedExchange]:
     """Serve this worker's shard in a ``with`` block; yield its Exchange.
 
     Args:
         driver: the exchange with the driver's endpoint, which this worker has joined.
-        size: number of elements of a gradient.
+        size: number of elements of a gradient or a delta.
         num_workers: number of workers.
         scaled: whether gradients of a scaled loss are exchanged.
+        center: this worker's copy of the center, if deltas are exchanged.
     """
     spans, worker = spans_of(size, num_workers), driver.identity["worker"]
     span, run = spans[worker], driver.endpoint.run
     layout = range_digest(driver.layout, span)
     size_of_range = span.stop - span.start
     generation = driver.identity["generation"]
-    shard = Shard(run, generation, worker, num_workers, size=size_of_range, layout=layout)
+    rule = None if center is None else center.rule
+    shard = Shard(run, generation, worker, num_workers, size=size_of_range, layout=layout, rule=rule)
     context, certificate = tls.server_context() if driver.endpoint.certificate else (None, b"")
     app, host = make_shard_app(shard, driver.endpoint.token), driver.local_address()
     with serve(app, host, 0, num_workers, context) as port:
-        exchange = ShardedExchange(driver, shard, (host, port, certificate.hex()), spans, scaled=scaled)
+        exchange = ShardedExchange(
+            driver, shard, (host, port, certificate.hex()), spans, scaled=scaled, center=center
+        )
         try:
             yield exchange
             shard.wait_sent()

@@ -39,6 +39,7 @@ class TrainSettings:
         power: the learning rate is multiplied by the number of workers with rows, at most
             ``rules.STUDIED``, to this power.
         scale: the resulting factor of the learning rate, once the number of workers is known.
+        replicas: whether each worker updates its own copy of the center, so that worker 0 reports it.
         slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense; None: they
             are dense, and slices that an optimizer does not simply add up are refused. See
             ``core.sparse_gradients``.
@@ -53,12 +54,18 @@ class TrainSettings:
     power: float = 0.0
     scale: float = 1.0
     validation_rows: int | None = None
+    replicas: bool = False
     slices: int | None = 0
     profile: range = range(0)
 
+    @property
+    def choice(self) -> Choice:
+        """The merge rule, and the scaling of the learning rate that goes with it."""
+        return Choice(self.rule, self.power)
+
     def bound(self, working: int) -> TrainSettings:
         """Return the settings for this number of workers with rows."""
-        rule, scale = Choice(self.rule, self.power).bound(working)
+        rule, scale = self.choice.bound(working)
         return replace(self, rule=rule, scale=scale)
 
 

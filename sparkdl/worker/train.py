@@ -12,8 +12,8 @@ from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.schema import Schema
 from sparkdl.modeling import optimizers
+from sparkdl.modeling.backends.base import Center, Replica
 from sparkdl.modeling.backends.choice import distributed, has_gpu, prepare_backend
-from sparkdl.modeling.keras_types import Model
 from sparkdl.modeling.keras_variables import Layouts, set_generators
 from sparkdl.modeling.serialization import ModelSpec
 from sparkdl.transport.client import Heartbeat, HttpExchange
@@ -39,7 +39,7 @@ class TrainJob:
         class_weight: the weight of a training row by the class of its label, if rows have no weights.
         hosted: the HostedRun from which worker 0 makes the endpoint, if the run is hosted.
         classes: the classes of label columns, by the index of the column.
-        shards: the number of workers, if they average gradients among themselves; otherwise 0.
+        shards: the number of workers, if they reduce updates among themselves; otherwise 0.
     """
 
     spec: ModelSpec
@@ -97,7 +97,7 @@ def _train(
             replica=replica,
             rows=rows,
             validation=validation,
-            exchange=_exchange_of(job, replica.model, exchange, stack),
+            exchange=_exchange_of(job.shards, settings, replica, exchange, stack=stack),
             fingerprint=spooled.fingerprint,
         )
         heartbeat.follow(loop)
@@ -106,11 +106,19 @@ def _train(
             model_cache.clear()  # the variables lie on the devices of this task
 
 
-def _exchange_of(job: TrainJob, model: Model, driver: HttpExchange, stack: ExitStack) -> Exchange:
+def _exchange_of(
+    num_shards: int, settings: TrainSettings, replica: Replica, driver: HttpExchange, *, stack: ExitStack
+) -> Exchange:
     """Return the exchange of the training loop: with the driver's endpoint, or with the workers' shards."""
-    if not job.shards:
+    if not num_shards:
         return driver
     from sparkdl.worker import shards
+    from sparkdl.worker.replicated_center import ReplicatedCenter
 
-    size, scaled = Layouts.of(model).trainable.size, optimizers.scales_loss(model)
-    return stack.enter_context(shards.sharded(driver, size, job.shards, scaled=scaled))
+    size = Layouts.of(replica.model).trainable.size
+    if settings.plan.joint:
+        scaled = optimizers.scales_loss(replica.model)
+        return stack.enter_context(shards.sharded(driver, size, num_shards, scaled=scaled))
+    weights = replica.read()
+    center = ReplicatedCenter(settings.choice, Center(weights.vector, weights.statistics))
+    return stack.enter_context(shards.sharded(driver, size, num_shards, center=center))

@@ -145,6 +145,10 @@ class Aggregation(ABC):
         """Return True if each worker is one of these or lost."""
         return len(self.lost.union(workers)) == self.num_workers
 
+    def rule_bytes(self) -> int:
+        """Return the largest size of the rule's state in a report, in bytes; 0 if reports have none."""
+        return 0
+
     def body_bytes(self) -> int:
         """Return the size of an update's sections in bytes."""
         return 4 * (len(self.parameters) + len(self.statistics))

@@ -1,15 +1,23 @@
-"""Rounds whose gradients do not pass through the endpoint, because workers add them among themselves."""
+"""Rounds whose gradients or deltas do not pass through the endpoint: workers reduce them among themselves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sparkdl.core.packing import pack
+from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
-from sparkdl.transport.messages import Update
+from sparkdl.server.aggregation.rounds import SynchronousRounds
+from sparkdl.transport.messages import Reply, Update
+
+RULE_BYTES = 1 << 20  # additional size that the state of a rule may grow to
 
 
-class CountedRounds(GradientRounds):
-    """Rounds of gradients without parameters: the endpoint counts updates and averages the statistics.
+class Counted(SynchronousRounds):
+    """Rounds without parameters: the endpoint counts updates and averages the statistics.
 
-    Workers average the gradients themselves (see ``worker.shards``), before they receive the reply of a
+    Workers reduce the parameters themselves (see ``worker.shards``), before they receive the reply of a
     round, which has no parameters.
     """
 
@@ -18,8 +26,32 @@ class CountedRounds(GradientRounds):
         return 4 * len(self.statistics)
 
     def takes(self, words: int, *, sliced: bool) -> bool:
-        """Return True if a gradient may have this number of words: none."""
+        """Return True if an update may have this number of words: none."""
         return not (words or sliced)
 
     def _reduce(self, update: Update) -> None:
         """Add nothing."""
+
+
+class CountedRounds(Counted, GradientRounds):
+    """Rounds of gradients without parameters."""
+
+
+class CountedDeltaRounds(Counted, DeltaRounds):
+    """Rounds of deltas without parameters. Each worker applies the rule to its own copy of the center.
+
+    Worker 0 reports the center and the state of the rule at every snapshot.
+    """
+
+    has_replicas = True
+
+    def rule_bytes(self) -> int:
+        """Return the largest size of the rule's state in a report."""
+        return 2 * len(pack(self.state)) + RULE_BYTES
+
+    def reach(self, parameters: Vector) -> None:
+        """Take the center of a snapshot, which the workers have reached."""
+        self.parameters = parameters
+
+    def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
+        return replace(super()._conclude(EMPTY, statistics, reply), parameters=EMPTY)

@@ -11,7 +11,7 @@ from sparkdl.core.vectors import Vector
 from sparkdl.rules import Choice, Rule
 from sparkdl.server.aggregation.asynchronous import Asynchronous
 from sparkdl.server.aggregation.base import Aggregation
-from sparkdl.server.aggregation.counted_rounds import CountedRounds
+from sparkdl.server.aggregation.counted_rounds import CountedDeltaRounds, CountedRounds
 from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
 from sparkdl.server.aggregation.hogwild import Hogwild
@@ -33,7 +33,7 @@ class AggregationSpec:
             are not lost.
         tables: the trainable variables as tables, if gradients with slices may be merged; otherwise empty.
         power: power of the number of workers that scales their learning rate; see ``rules.Choice``.
-        sharded: True if workers average gradients among themselves.
+        sharded: True if workers reduce gradients or deltas among themselves.
     """
 
     mode: str
@@ -60,12 +60,11 @@ def make_aggregation(
             unknown.
     """
     start = parameters, statistics, terms.num_workers
-    if terms.sharded:
-        return CountedRounds(*start)
     if terms.joint:
-        return GradientRounds(*start, terms.hybrid, terms.tables)
+        return CountedRounds(*start) if terms.sharded else GradientRounds(*start, terms.hybrid, terms.tables)
     decays = np.full_like(statistics, np.nan) if decays is None else decays
     if terms.mode == "synchronous":
-        return DeltaRounds(*start, Choice(terms.rule, terms.power), decays, hybrid=terms.hybrid)
+        rounds = CountedDeltaRounds if terms.sharded else DeltaRounds
+        return rounds(*start, Choice(terms.rule, terms.power), decays, hybrid=terms.hybrid)
     kind = {"asynchronous": Asynchronous, "hogwild": Hogwild}[terms.mode]
     return kind(*start, terms.rule, decays, bound=terms.staleness)
