@@ -14,6 +14,7 @@ import http.client
 import itertools
 import json
 import random
+import select
 import socket
 import threading
 import time
@@ -110,7 +111,7 @@ class Connection:
     def send(self, update: Update) -> None:
         """Send an update in this connection's stream, which begins with the first update."""
         parts = messages.sections(update)
-        if self._http.sock is None or not self._streams:
+        if self._http.sock is None or not self._streams or self._is_closed():
             self.close()  # forget the old response of a stream that the endpoint closed
             self._streams = True
             self._http.putrequest("POST", "/v1/exchange")
@@ -122,6 +123,15 @@ class Connection:
         size = messages.UPDATE.size + sum(map(len, parts))
         message: Buffers = [b"%x\r\n" % size + messages.encode_update(update), *parts, b"\r\n"]
         messages.send(self._http.sock, message)
+
+    def _is_closed(self) -> bool:
+        """Return True if the endpoint has closed the connection, as it does after a long pause.
+
+        An update that is sent nevertheless would be lost, which is noticed only when its reply is read.
+        """
+        poll = select.poll()
+        poll.register(self._http.sock, getattr(select, "POLLRDHUP", 0))  # Linux has it
+        return bool(poll.poll(0))
 
     def receive(self, memory: Vector = EMPTY) -> Reply:
         """Return the next reply of the stream, in this memory if it has the size of the reply's sections."""
@@ -286,17 +296,24 @@ class HttpExchange(Exchange):
             memory: memory for the reply's parameters, used if it has their size and there are no other
                 sections.
         """
-        connection, sent = self._connection, self._sent
         waited = merged = 0.0
         while True:
-            reply = connection.patiently(
-                partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
-            )
+            reply = self.try_finish(ticket, memory)
             waited, merged = waited + reply.waited, merged + reply.merged
             if not reply.flags & Flag.AGAIN:
                 reply.waited, reply.merged = waited, merged
                 return reply
-            ticket, sent = awaiting(ticket), False
+            ticket = awaiting(ticket)
+
+    def try_finish(self, ticket: Update, memory: Vector = EMPTY) -> Reply:
+        """Return the reply to an update, which says ``Flag.AGAIN`` if it is not ready.
+
+        Then request it again with ``awaiting(ticket)``.
+        """
+        connection, sent, self._sent = self._connection, self._sent, False
+        return connection.patiently(
+            partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
+        )
 
     def local_address(self) -> str:
         """Return the address of this host from which it reaches the endpoint. The connection must be open."""

@@ -42,7 +42,7 @@ from sparkdl.server.http_app import make_shard_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange
-from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes
+from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
 from sparkdl.worker.replicated_center import ReplicatedCenter
 
@@ -298,23 +298,36 @@ class ShardedExchange(Exchange):
         if ticket.kind is not self.shard.kind:
             return self._take_center(ticket.kind, self.driver.finish(ticket))
         mean: Vector = self._pool.borrow(4 * self.spans[-1].stop).view(np.float32)
-        received = 0
-        for worker in self._order:
-            part = mean[slice(*self.spans[worker])]
-            try:
-                reply = self._peers[worker].finish(self._parts[worker], memory=part)
-            except (TransportError, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.status not in (409, 410):
-                    raise
-                raise WorkerLostError(
-                    f"Worker {self.driver.identity['worker']} lost worker {worker}: {error}"
-                ) from None
-            received += len(reply.parameters)
+        # Parts may have been lost, for which shards wait. So no shard is asked again before all were asked.
+        received, pending = 0, {worker: self._parts[worker] for worker in self._order}
+        while pending:
+            for worker, part in list(pending.items()):
+                reply = self._ask(worker, part, mean[slice(*self.spans[worker])])
+                if reply.flags & Flag.AGAIN:
+                    pending[worker] = awaiting(part)
+                else:
+                    del pending[worker]
+                    received += len(reply.parameters)
         self._parts = []
         reply, reduced = self.driver.finish(ticket), mean if received else EMPTY
         if self.center is not None:
             return self.center.merge(reduced, reply)
         return replace(reply, parameters=reduced)
+
+    def _ask(self, worker: int, part: Update, memory: Vector) -> Reply:
+        """Return the reply of a shard to a part, in this memory.
+
+        Raises:
+            WorkerLostError: the shard does not answer, or belongs to an earlier start of the worker group.
+        """
+        try:
+            return self._peers[worker].try_finish(part, memory)
+        except (TransportError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.status not in (409, 410):
+                raise
+            raise WorkerLostError(
+                f"Worker {self.driver.identity['worker']} lost worker {worker}: {error}"
+            ) from None
 
     def _take_center(self, kind: Kind, reply: Reply) -> Reply:
         """Return a reply of the driver. If it has a new center, continue from that one."""

@@ -105,6 +105,42 @@ def averaged(gradients, rows):
     return rounds.reductions[0].result()
 
 
+def test_workers_that_pause_for_long_go_on(stack, monkeypatch):
+    """Shards close connections that are silent for long; the next round uses new ones, without a pause."""
+    monkeypatch.setattr("sparkdl.server.http_server.IDLE_SECONDS", 1)
+    workers = Workers(stack, 3, 100)
+    gradients = [noise(worker, 100) for worker in range(3)]
+    workers.round(0, gradients)
+    time.sleep(3)
+    replies = workers.round(1, gradients)
+
+    for reply in replies:
+        np.testing.assert_array_equal(reply.parameters, averaged(gradients, [4, 4, 4]))
+    assert not any(peer.retried for exchange in workers.exchanges for peer in exchange._peers)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_part_that_is_lost_on_its_way_is_sent_again(stack, monkeypatch, lost):
+    """A connection that breaks after a part was sent stops nobody, whichever shard the part was for."""
+    monkeypatch.setattr(limits, "PATIENCE", 0.5)
+    workers = Workers(stack, 3, 100)
+    gradients = [noise(worker, 100) for worker in range(3)]
+    for exchange in workers.exchanges:
+        exchange._peers[lost].begin = lambda update, begin=exchange._peers[lost].begin: _lost(begin, update)
+    replies = workers.round(0, gradients)
+
+    for reply in replies:
+        np.testing.assert_array_equal(reply.parameters, averaged(gradients, [4, 4, 4]))
+
+
+def _lost(begin, update):
+    """Send an update into a connection that has broken unnoticed; return the ticket."""
+    peer = begin.__self__
+    ticket = begin(update)
+    peer._connection._http.sock.shutdown(socket.SHUT_RDWR)
+    return ticket
+
+
 @given(st.integers(0, 10_000), st.integers(1, 70))
 def test_ranges_cover_a_vector_once(size, workers):
     """The ranges follow each other, are aligned, and differ by less than two grains, except the last."""
