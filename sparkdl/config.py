@@ -129,7 +129,7 @@ class TrainConfig:
         dashboard: whether the endpoint serves a live page of each fit.
         placement: the process that merges updates: "driver"; "worker" (worker 0), if executors cannot
             connect to the process that calls ``fit``; or "executors" (all workers, each for a part of the
-            gradient).
+            updates).
         network: the endpoint's address, port and encryption.
         fault_tolerance: the reaction to the loss of a worker.
         stragglers: how long workers wait for slower ones.

@@ -17,6 +17,7 @@ from sparkdl.modeling import keras_variables
 if TYPE_CHECKING:
     import keras
 
+PLACES = ("synchronous", "driver"), ("synchronous", "executors"), ("asynchronous", "driver")
 USUAL = 16  # batches per exchange in the table if the time of a batch is not known
 
 
@@ -170,15 +171,12 @@ def _numbers(num_workers: object) -> list[int]:
 def _estimates(nbytes: int, compute: float | None, cluster: Cluster) -> list[Estimate]:
     """Return the estimates for a number of workers: an exchange per batch, and a cheaper frequency."""
     known = compute or 0.0
-    rows = [
-        estimate(nbytes, known, cluster, "synchronous"),
-        estimate(nbytes, known, cluster, "synchronous", placement="executors"),
-        estimate(nbytes, known, cluster, "asynchronous"),
-    ]
-    for mode in ("synchronous", "asynchronous"):
-        frequency = USUAL if compute is None else cheap_frequency(nbytes, known, cluster, mode)
+    rows = [estimate(nbytes, known, cluster, mode, placement=placement) for mode, placement in PLACES]
+    for mode, placement in PLACES:
+        cheap = cheap_frequency(nbytes, known, cluster, mode, placement=placement)
+        frequency = USUAL if compute is None else cheap
         if frequency and frequency > 1:
-            rows.append(estimate(nbytes, known, cluster, mode, frequency=frequency))
+            rows.append(estimate(nbytes, known, cluster, mode, frequency=frequency, placement=placement))
     return rows
 
 
@@ -201,12 +199,13 @@ def _advice(rows: list[Estimate], compute: float | None) -> str:
     if cheap:
         return text
     larger = f"Faster: larger batches ({seconds_text(best.needed)} of computation or more)"
-    apart = next((row for row in rows if row.mode == "synchronous" and row.frequency > 1), None)
-    if apart is None:
+    rounds = [row for row in rows if row.mode == "synchronous" and row.frequency > 1]
+    if not rounds:
         return f"{text} {larger}."
+    apart = min(rounds, key=lambda row: row.frequency)
     return (
-        f"{text} {larger}, or frequency={apart.frequency} ({_speedup(apart, compute)} times as fast), with "
-        "which some models lose accuracy."
+        f'{text} {larger}, or frequency={apart.frequency} with placement="{apart.placement}" '
+        f"({_speedup(apart, compute)} times as fast), with which some models lose accuracy."
     )
 
 

@@ -107,8 +107,8 @@ class SparkModel:
             default for tasks with several GPUs is keras.distribution.DataParallel.
         placement: where updates are merged: "driver" (this process); "worker" (worker 0), for Spark Connect
             if executors cannot reach this process (docs/how-to/connect.md); or "executors" (each worker
-            averages a part of the gradient), for large models and many workers, in synchronous mode with
-            frequency "batch" (docs/how-to/cluster.md).
+            reduces a part of the updates), for large models and many workers, in synchronous mode
+            (docs/how-to/cluster.md).
         network: the address, the port and the encryption of the endpoint.
         fault_tolerance: when a worker is considered lost, and what happens then.
         stragglers: how long workers wait for slower ones.

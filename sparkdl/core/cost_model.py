@@ -145,11 +145,13 @@ def _exchange(parts: dict[str, float]) -> float:
     return bytes_moved + parts[CALLS] + parts[LATENCY]
 
 
-def cheap_frequency(nbytes: int, compute: float, cluster: Cluster, mode: str) -> int | None:
+def cheap_frequency(
+    nbytes: int, compute: float, cluster: Cluster, mode: str, *, placement: str = "driver"
+) -> int | None:
     """Return the least power of two of batches per exchange with which exchanges are cheap.
 
     Computation then takes at least EFFICIENCY of the time. None: no number up to LONGEST is large enough.
     """
     powers = (1 << exponent for exponent in range(LONGEST.bit_length()))
-    cheap = (n for n in powers if estimate(nbytes, compute, cluster, mode, frequency=n).needed <= compute)
-    return next(cheap, None)
+    needed = (estimate(nbytes, compute, cluster, mode, frequency=n, placement=placement) for n in powers)
+    return next((each.frequency for each in needed if each.needed <= compute), None)

@@ -33,7 +33,7 @@ def test_a_fast_network_needs_no_change_and_a_slow_one_fewer_exchanges():
     assert "Faster" not in middle
     (slow,) = sparkdl.plan(model, num_workers=8, bandwidth=1e9, batch_seconds=0.1).advice
     assert "larger batches" in slow
-    assert "frequency=64" in slow
+    assert 'frequency=8 with placement="executors"' in slow
     assert "lose accuracy" in slow
 
 
