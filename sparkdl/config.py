@@ -16,7 +16,8 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from sparkdl.core.validation import check_fields, checked, choose, require_flag, whole_number
+from sparkdl.core.codecs import CODECS
+from sparkdl.core.validation import check_fields, checked, choose, one_of, require_flag, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.settings import GROUPS, FaultTolerance, Network, Stragglers, flattened, parse_quorum
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
+CompressionName = Literal["bf16", "fp16", "int8"]
 PlacementName = Literal["driver", "worker", "executors"]
 Frequency = Literal["batch", "epoch"] | int
 Verbose = Literal["auto", 0, 1, 2]
@@ -103,6 +105,10 @@ def _frequency(name: str, value: Any) -> Any:
     return value
 
 
+def _codec(name: str, value: Any) -> str:
+    return one_of(name, value, CODECS)
+
+
 def _group(kind: type[Any]) -> Any:
     """Return a dataclass field for a group of settings; its default is the group with its own defaults."""
 
@@ -125,6 +131,7 @@ class TrainConfig:
         merge: the rule by which updates change the center, or its name; None is the default for the
             mode and frequency.
         batch_size_per_worker: rows per step of each worker, instead of ``batch_size``.
+        compression: the codec of updates on the network: "bf16", "fp16" or "int8"; None is float32.
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether the endpoint serves a live page of each fit.
         placement: the process that merges updates: "driver"; "worker" (worker 0), if executors cannot
@@ -140,6 +147,7 @@ class TrainConfig:
     num_workers: int | None = checked(None, whole_number)
     merge: Any = None
     batch_size_per_worker: int | None = checked(None, whole_number)
+    compression: str | None = checked(None, _codec)
     share_gpus: bool = checked(False, require_flag)
     dashboard: bool = checked(True, require_flag)
     placement: Placement = checked(Placement.DRIVER, partial(choose, choices=Placement))

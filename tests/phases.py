@@ -41,12 +41,16 @@ SETTINGS = {
         None,
         {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=3)},
     ),
+}
+# Settings of single tests, which the product of all phases and faults leaves out.
+OTHERS = {
     "executors-2": (
         "synchronous",
         2,
         "average",
         {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=2)},
     ),
+    "int8": ("synchronous", 2, "average", {"compression": "int8"}),
 }
 WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3
 FAULTS = "kill", "stop 5", "stop 30", "stop 90"
@@ -127,7 +131,7 @@ def call(context, setting, folder, act=None, *, phase):
     x = np.arange(1, ROWS + 1, dtype=np.float32)[:, None]
     rows = context.parallelize(list(zip(x, x, strict=True)), WORKERS)
     rows = rows if act is None else rows.mapPartitions(act)
-    mode, frequency, merge, more = SETTINGS[setting]
+    mode, frequency, merge, more = (SETTINGS | OTHERS)[setting]
     model = model_of()
     spark_model = SparkModel(
         model,

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from sparkdl.api import saving, tracking
 from sparkdl.config import (
     CheckpointConfig,
+    CompressionName,
     Frequency,
     ModeName,
     Placement,
@@ -100,6 +101,8 @@ class SparkModel:
         custom_objects: classes and functions that the model needs, by name; those that ``model`` itself
             uses are found automatically.
         batch_size_per_worker: rows per step of each worker, instead of ``batch_size``.
+        compression: the codec of updates on the network: "bf16" or "fp16" (half of the bytes), or "int8" (a
+            quarter). Results then differ from plain Keras (docs/how-to/cluster.md).
         share_gpus: whether two workers may use the same GPU.
         dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md).
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
@@ -141,6 +144,7 @@ class SparkModel:
         merge: MergeName | Rule | None = None,
         custom_objects: dict[str, Any] | None = None,
         batch_size_per_worker: int | None = None,
+        compression: CompressionName | None = None,
         share_gpus: bool = False,
         dashboard: bool = True,
         distribution: Callable[[], Any] | None = None,
@@ -159,6 +163,7 @@ class SparkModel:
             num_workers=num_workers,
             merge=with_keras_optimizer(merge),
             batch_size_per_worker=batch_size_per_worker,
+            compression=compression,
             share_gpus=share_gpus,
             dashboard=dashboard,
             placement=placement,  # type: ignore[arg-type]

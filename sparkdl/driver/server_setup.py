@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparkdl.config import Placement, TrainConfig
+from sparkdl.core.codecs import CODECS
 from sparkdl.data.batch_plan import Plan
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
@@ -105,6 +106,7 @@ class ServerSetup:
             silence=SILENCE,
             stall=config.fault_tolerance.stall_timeout,
             goes_on=config.goes_on,
+            codec=CODECS.get(config.compression or ""),
             snapshot_intervals=tuple(
                 every
                 for every in (

@@ -56,7 +56,7 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
     ):
         lengths = lengths._replace(state=shape.whole_state)  # the state of the rule follows
     sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
-    parameters = lengths.parameters if sliced else len(aggregation.parameters)
+    parameters = lengths.parameters if sliced else aggregation.num_words(update)
     expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
     for name, length, values in (
         ("parameters", lengths.parameters, (parameters,)),
@@ -92,7 +92,10 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
     fits = not (lengths.parameters or lengths.statistics)
     if update.rows:
         sliced = bool(update.flags & Flag.SLICES and shape.plan.joint)
-        fits = aggregation.takes(lengths.parameters, sliced=sliced)
+        words = lengths.parameters
+        if words and words == aggregation.num_words(update):
+            words = len(aggregation.parameters)
+        fits = aggregation.takes(words, sliced=sliced)
         fits = fits and lengths.statistics == len(aggregation.statistics)
     if not fits:
         raise RefusedError(413, f"An update with {update.rows} rows cannot have these sections.")

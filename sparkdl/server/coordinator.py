@@ -81,6 +81,7 @@ class Coordinator(GroupCoordinator):
 
     def __init__(self, shape: RunSpec, aggregation: Aggregation, carried: CarriedState | None = None) -> None:
         super().__init__(shape, aggregation)
+        aggregation.codec = shape.codec
         self.tidied = self.state.clock()  # time of the last return of memory
         self.schedule = Schedule(shape)
         self.snapshots = snapshots_of(shape, aggregation, self.schedule, carried)
@@ -222,7 +223,9 @@ class Coordinator(GroupCoordinator):
     def _push(self, update: Update, read: Read) -> Reply:
         try:
             reply = self.aggregation.push(
-                update, lambda: self.screening.screen(read()), lambda counts: self._count(update, counts)
+                update,
+                lambda: self.screening.screen(self.aggregation.decoded(read())),
+                lambda counts: self._count(update, counts),
             )
         except RuleError as error:
             self.fail(update.generation, error)

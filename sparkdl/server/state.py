@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparkdl.core.codecs import Codec
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
@@ -59,6 +60,7 @@ class RunSpec(GroupSpec):
         scaled: True if gradients of a scaled loss are exchanged.
         factor: multiplier of the learning rate, as a function of the number of completed epochs; None: 1.
         goes_on: True if the run continues without a lost worker, as long as others have rows.
+        codec: codec of updates on the network; None: they are float32.
         snapshot_intervals: intervals of snapshots within an epoch, in rounds of the epoch or, without rounds,
             in versions of the center. Empty: only at the ends of epochs, and on request.
     """
@@ -74,6 +76,7 @@ class RunSpec(GroupSpec):
     scaled: bool = False
     factor: Callable[[float], float] | None = None
     goes_on: bool = False
+    codec: Codec | None = None
     snapshot_intervals: tuple[int, ...] = ()
 
     @property

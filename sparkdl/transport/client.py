@@ -19,11 +19,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar, Unpack
 
 from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.codecs import Codec
 from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
@@ -36,6 +38,7 @@ from sparkdl.transport.messages import (
     FailureReport,
     Flag,
     Interval,
+    Kind,
     Reply,
     Running,
     Update,
@@ -46,9 +49,12 @@ RETRIES = 6
 OUTAGE_SECONDS = 60.0  # the ``outage`` of a worker's Connection
 NO_WAY = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 BEAT_SECONDS = 0.5
+WORD = 2**64 - 1
 # Maximum size of a heartbeat's log records, as JSON. With its metric states, a heartbeat stays
 # below the endpoint's limit (1 MiB).
 LOG_BYTES = 256 << 10
+
+ENCODED = Kind.GRADIENT, Kind.DELTA  # the kinds of updates whose parameters a codec may encode
 
 T = TypeVar("T")
 
@@ -235,6 +241,7 @@ class HttpExchange(Exchange):
         generation: the generation (the start of the worker group) that the worker belongs to, by number.
         layout: the digest of the trainable variables' layout.
         unsent: see Connection.
+        codec: the codec of updates; None: they are sent as float32.
     """
 
     def __init__(
@@ -246,7 +253,9 @@ class HttpExchange(Exchange):
         layout: bytes,
         *,
         unsent: int = 0,
+        codec: Codec | None = None,
     ) -> None:
+        self.codec = codec
         self.identity = {"worker": worker, "generation": generation, "attempt": attempt}
         self.layout, self.endpoint = layout, endpoint
         self._connection = Connection(endpoint, RETRIES, outage=OUTAGE_SECONDS, unsent=unsent)
@@ -285,6 +294,8 @@ class HttpExchange(Exchange):
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
         update.layout = self.layout if update.layout == messages.NO_ID else update.layout
+        if self.codec is not None and update.kind in ENCODED and not update.flags & Flag.SLICES:
+            update = _encoded(update, self.codec)
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
 
@@ -311,9 +322,17 @@ class HttpExchange(Exchange):
         Then request it again with ``awaiting(ticket)``.
         """
         connection, sent, self._sent = self._connection, self._sent, False
-        return connection.patiently(
+        reply = connection.patiently(
             partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
         )
+        if self.codec is not None and reply.flags & Flag.ENCODED:
+            words = reply.parameters
+            reply.parameters = self.codec.decode(words, self.codec.size_of(words))
+            reply.flags &= ~Flag.ENCODED
+            if len(memory) == len(reply.parameters):
+                memory[:] = reply.parameters
+                reply.parameters = memory
+        return reply
 
     def local_address(self) -> str:
         """Return the address of this host from which it reaches the endpoint. The connection must be open."""
@@ -322,6 +341,15 @@ class HttpExchange(Exchange):
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def _encoded(update: Update, codec: Codec) -> Update:
+    """Return an update with its parameters as words of a codec."""
+    if not len(update.parameters):
+        return update
+    salt = int.from_bytes(update.layout[:4], "little")  # parts for shards have layouts of their own
+    words = codec.encode(update.parameters, ((update.sequence << 32 | salt) & WORD, update.worker + 1))
+    return replace(update, parameters=words, flags=update.flags | Flag.ENCODED)
 
 
 def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:

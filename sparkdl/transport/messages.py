@@ -88,6 +88,7 @@ class Flag(IntFlag, boundary=STRICT):
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
+    ENCODED = 256  # update and reply: the parameters are words of the run's codec (``core.codecs``)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sparkdl.core.codecs import Codec
 from sparkdl.errors import DataError, RefusedError, WorkerLostError
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.transport import client
@@ -38,7 +39,9 @@ class Attempt:
 
 
 @contextmanager
-def membership(attempt: Attempt, layout: bytes) -> Iterator[tuple[HttpExchange, Heartbeat]]:
+def membership(
+    attempt: Attempt, layout: bytes, codec: Codec | None = None
+) -> Iterator[tuple[HttpExchange, Heartbeat]]:
     """Join a worker group for a ``with`` block, and report the block's exceptions to the driver.
 
     A refusal with status 409 or 410 (an old generation or attempt, or the run is over) is not
@@ -47,7 +50,9 @@ def membership(attempt: Attempt, layout: bytes) -> Iterator[tuple[HttpExchange, 
     Yields:
         The worker's exchange and its heartbeat, which sends log records to the driver.
     """
-    exchange = HttpExchange(attempt.endpoint, attempt.worker, attempt.id, attempt.generation, layout)
+    exchange = HttpExchange(
+        attempt.endpoint, attempt.worker, attempt.id, attempt.generation, layout, codec=codec
+    )
     package, log = logging.getLogger("sparkdl"), LogBuffer()
     level = package.level
     logging.getLogger().addHandler(log)

@@ -140,7 +140,7 @@ class Shard:
                 raise RefusedError(
                     409, f"The part {update.sequence} of worker {update.worker} did not arrive."
                 )
-        elif lengths != (self.size if update.rows else 0, 0, 0, 0):
+        elif lengths != (self.aggregation.num_words(update) if update.rows else 0, 0, 0, 0):
             raise RefusedError(413, f"A part with {update.rows} rows cannot have these sections.")
 
     def _require_sound(self) -> None:
@@ -160,7 +160,7 @@ class Shard:
             if not rounds.changed.wait_for(lambda: self._begun, limits.PATIENCE):
                 raise TimeoutError(f"Round {update.sequence} has not begun.")
         try:
-            reply = rounds.push(update, read, lambda counts: Reply())
+            reply = rounds.push(update, lambda: rounds.decoded(read()), lambda counts: Reply())
         except (WireError, ConnectionError, TimeoutError):
             raise
         except RefusedError:
@@ -221,6 +221,7 @@ class ShardedExchange(Exchange):
         center: ReplicatedCenter | None = None,
     ) -> None:
         self.driver, self.shard, self.address, self.spans, self.scaled = driver, shard, address, spans, scaled
+        shard.aggregation.codec = driver.codec
         self.center = center
         self._peers: list[HttpExchange] = []
         self._parts: list[Update] = []
@@ -248,7 +249,13 @@ class ShardedExchange(Exchange):
             self._reach(worker, endpoint)
             layout = range_digest(self.driver.layout, self.spans[worker])
             self._peers.append(
-                HttpExchange(endpoint, layout=layout, unsent=UNSENT_BYTES, **self.driver.identity)
+                HttpExchange(
+                    endpoint,
+                    layout=layout,
+                    unsent=UNSENT_BYTES,
+                    codec=self.driver.codec,
+                    **self.driver.identity,
+                )
             )
         return begin
 
@@ -289,7 +296,7 @@ class ShardedExchange(Exchange):
             for span in self.spans
         ]
         for worker in self._order:
-            self._peers[worker].begin(self._parts[worker])  # ``finish`` sends it again if this fails
+            self._parts[worker] = self._peers[worker].begin(self._parts[worker])
         flags = update.flags if sound else update.flags | Flag.NOT_FINITE
         return self.driver.begin(replace(update, flags=flags, parameters=EMPTY))
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparkdl.core.codecs import Codec
 from sparkdl.data import spill
 from sparkdl.data.bad_values import Classes, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
@@ -40,6 +41,7 @@ class TrainJob:
         hosted: the HostedRun from which worker 0 makes the endpoint, if the run is hosted.
         classes: the classes of label columns, by the index of the column.
         shards: the number of workers, if they reduce updates among themselves; otherwise 0.
+        codec: the codec of updates on the network, if there is one.
     """
 
     spec: ModelSpec
@@ -50,11 +52,12 @@ class TrainJob:
     hosted: Any = None
     classes: Mapping[int, Classes] = field(default_factory=dict)
     shards: int = 0
+    codec: Codec | None = None
 
 
 def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
     """Train one worker from its blocks; ``membership`` reports errors to the driver."""
-    with membership(attempt, job.layout) as (exchange, heartbeat):
+    with membership(attempt, job.layout, job.codec) as (exchange, heartbeat):
         _train(job, attempt, blocks, code, exchange=exchange, heartbeat=heartbeat)
 
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.codecs import Codec
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.core.waiting import Condition
 from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import limits
-from sparkdl.transport.messages import Reply, Update
+from sparkdl.transport.messages import Flag, Reply, Update
 
 Read = Callable[[], Update]
 # Returns a reply with the current stop flag, learning rate and progress. If called with True, it
@@ -51,6 +52,7 @@ class Aggregation(ABC):
         latest_staleness: staleness of each worker's last merged update.
         broken: True if counting an update failed half-way. Nothing is merged until ``restore``.
         pool: memory for the vectors of exchanges.
+        codec: codec of updates and of mean gradients on the network; None: they are float32.
         lock: guards all of the state. The coordinator that owns the center also waits on it.
     """
 
@@ -70,6 +72,7 @@ class Aggregation(ABC):
         self.attempts: dict[int, int] = {}
         self.broken = False
         self.pool = BufferPool()
+        self.codec: Codec | None = None
         self.staleness = [0] * (limits.MOST_STALE + 1)
         self.latest_staleness: dict[int, int] = {}
         self.lock = threading.RLock()
@@ -156,6 +159,22 @@ class Aggregation(ABC):
     def takes(self, words: int, *, sliced: bool) -> bool:
         """Return True if an update's parameters may have this number of words, with or without slices."""
         return not sliced and words == len(self.parameters)
+
+    def num_words(self, update: Update) -> int:
+        """Return the number of words of an update's parameters, unless they have slices."""
+        size = len(self.parameters)
+        return size if self.codec is None or not update.flags & Flag.ENCODED else self.codec.num_words(size)
+
+    def decoded(self, update: Update) -> Update:
+        """Return an update with its parameters as float32.
+
+        Raises:
+            WireError: the parameters are not those of an update of this size.
+        """
+        if not (update.flags & Flag.ENCODED and self.codec and len(update.parameters)):
+            return update
+        parameters = self.codec.decode(update.parameters, len(self.parameters))
+        return replace(update, flags=update.flags & ~Flag.ENCODED, parameters=parameters)
 
     def numbers(self, update: Update) -> list[Vector]:
         """Return all numbers of an update's parameters.

@@ -84,6 +84,9 @@ class GradientRounds(SynchronousRounds):
             self.statistics = statistics
         if getattr(self.reductions[0], "sliced", False):
             reply = replace(reply, flags=reply.flags | Flag.SLICES)
+        elif self.codec is not None and len(parameters):
+            parameters = self.codec.encode(parameters, (self.round << 32, 0))
+            reply = replace(reply, flags=reply.flags | Flag.ENCODED)
         if self.hybrid is not None:
             self.depth = min(self.depth, self._depth(len(parameters)))
         return replace(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from standalone import eventually
 from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together
 
+from sparkdl.core.codecs import CODECS
 from sparkdl.errors import RefusedError, WorkerLostError
 from sparkdl.server.aggregation import AggregationSpec, limits, make_aggregation
 from sparkdl.server.coordinator import Coordinator
@@ -45,7 +46,7 @@ class Workers:
         tls: whether all connections use TLS.
     """
 
-    def __init__(self, stack, workers, size, *, tls=False, statistics=0, scaled=False):
+    def __init__(self, stack, workers, size, *, tls=False, statistics=0, scaled=False, codec=None):
         self.store = counting(workers, statistics)
         context, certificate = server_context() if tls else (None, b"")
         port = stack.enter_context(
@@ -56,7 +57,7 @@ class Workers:
         endpoint = Endpoint("127.0.0.1", port, "secret", RUN, certificate)
         self.exchanges, self.ends = [], []
         for worker in range(workers):
-            driver = HttpExchange(endpoint, worker, 1, self.store.generation, LAYOUT)
+            driver = HttpExchange(endpoint, worker, 1, self.store.generation, LAYOUT, codec=codec)
             stack.callback(driver.close)
             driver.join("host", 1)
             self.ends.append(stack.enter_context(ExitStack()))
@@ -103,6 +104,19 @@ def averaged(gradients, rows):
         if rows[worker]:
             rounds._reduce(update)
     return rounds.reductions[0].result()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_compressed_round_is_the_mean_of_what_was_sent(stack, name):
+    """Workers get the same bits: the encoded mean of the encoded parts, within the codec's precision."""
+    workers = Workers(stack, 3, 5000, codec=CODECS[name])
+    gradients = [noise(worker, 5000) for worker in range(3)]
+    first, *others = (reply.parameters for reply in workers.round(0, gradients))
+
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    assert not np.array_equal(first, averaged(gradients, [4, 4, 4]))
+    assert np.abs(first - averaged(gradients, [4, 4, 4])).max() < 0.1
 
 
 def test_workers_that_pause_for_long_go_on(stack, monkeypatch):
