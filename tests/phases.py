@@ -47,9 +47,10 @@ OTHERS = {
     "executors-2": (
         "synchronous",
         2,
-        "average",
+        "bmuf",
         {"placement": "executors", "fault_tolerance": FaultTolerance(recovery_every=2)},
     ),
+    "elastic": ("synchronous", 2, "aeasgd", {"placement": "executors"}),
     "int8": ("synchronous", 2, "average", {"compression": "int8"}),
 }
 WORKERS, ROWS, BATCH, EPOCHS = 2, 96, 8, 3

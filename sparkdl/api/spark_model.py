@@ -22,6 +22,7 @@ from sparkdl.config import (
     TrainConfig,
     Verbose,
 )
+from sparkdl.core.reduction import is_elementwise
 from sparkdl.data.arrays import array_of
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.driver.first_row import FirstRow, settle, settle_sample
@@ -595,7 +596,7 @@ def _rule_of(config: TrainConfig) -> Rule:
             f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
             "would move only one of them. Leave quorum and straggler_timeout out."
         )
-    if config.placement is Placement.EXECUTORS and not rule.reduction().elementwise:
+    if config.placement is Placement.EXECUTORS and not is_elementwise(rule.reduction()):
         raise ConfigError(
             f'merge="{rule.name}" needs all deltas in one place, but with placement="executors" each worker '
             'reduces a part of them; got both. Set placement="driver", or use another rule. A reduction of '

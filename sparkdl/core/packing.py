@@ -1,4 +1,4 @@
-"""Encoding of values, arrays included, as bytes without pickle: for checkpoints, hosted runs and served rows.
+"""Encoding of values, arrays included, as bytes without pickle: for checkpoints and messages.
 
 A record has three parts: eight bytes with the length of a JSON text (little-endian), the text, and the data
 that JSON cannot hold. An array or bytes value is ``{"<aside>": [kind, shape, place]}`` in the text: ``kind``
@@ -93,3 +93,17 @@ def like(template: Any, value: Any) -> Any:
     form = unpack(pack(structure.unflatten(range(len(old)))))
     new = dict(zip(tree.flatten(form, form), tree.flatten(form, value), strict=True))
     return structure.unflatten([new[place] for place in range(len(old))])
+
+
+def alike(template: Any, value: Any) -> Any:
+    """Return an unpacked value in the structure of a template, whose arrays it matches.
+
+    Raises:
+        TypeError: the value has a different structure, or an array of another shape or dtype.
+    """
+    made = like(template, value)
+    for old, new in zip(tree.split(template)[0], tree.split(made)[0], strict=True):
+        forms = [getattr(each, "dtype", None) and (each.dtype, each.shape) for each in (old, new)]
+        if forms[0] != forms[1] and isinstance(old, np.ndarray):
+            raise TypeError(f"Expected an array of {old.dtype} of shape {old.shape}.")
+    return made

@@ -39,6 +39,11 @@ class Reduction(ABC):
         """Return the reduced vector, empty if nothing was added. The object cannot be used afterwards."""
 
 
+def is_elementwise(reduction: Reduction) -> bool:
+    """Return True if the class of a reduction itself says so; a subclass may need whole vectors."""
+    return bool(vars(type(reduction)).get("elementwise"))
+
+
 class Total(Reduction):
     """Unweighted sum of the vectors."""
 
@@ -82,6 +87,8 @@ class Mean(Total):
     Each vector is scaled by its weight relative to the first weight. So vectors of equal weights are added
     as they are, and a single vector is returned unchanged.
     """
+
+    elementwise = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -264,6 +264,7 @@ class Coordinator(GroupCoordinator):
 
     def _report(self, update: Update, read: Read) -> Reply:
         update = update if update.flags & Flag.AWAIT else read()
+        self.snapshots.check_rule(update)
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.epochs.is_new(update) and not update.flags & Flag.AWAIT:
@@ -276,6 +277,7 @@ class Coordinator(GroupCoordinator):
     def _take_state(self, update: Update, read: Read) -> Reply:
         """Take the state of a worker within an epoch for a snapshot."""
         update = read()
+        self.snapshots.check_rule(update)
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             if self.snapshots.take_state(update, current=self._is_current(update)):
@@ -325,9 +327,12 @@ class Coordinator(GroupCoordinator):
             return self.weights.center(update)
 
     def _rule(self, update: Update, read: Read) -> Reply:
+        if not self.aggregation.rule_bytes():
+            raise RefusedError(400, "Workers do not need the state of the merge rule in this run.")
         with self.changed:
             self.state.check_open(update.generation)
-            return replace(self.schedule.reply_at_once(), state=packing.pack(self.snapshot.rule))
+            reply, rule = self.schedule.reply_at_once(), self.snapshot.rule
+        return replace(reply, state=packing.pack(rule))
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:

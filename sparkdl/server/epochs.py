@@ -81,7 +81,7 @@ class Epochs:
         if update.flags & Flag.STOP and update.epoch != self.schedule.short:
             self.stopped[update.worker] = update
             return False
-        self.reports.setdefault(update.epoch, EpochReports()).take(update)
+        self.reports.setdefault(update.epoch, EpochReports()).take(update, self.shape.whole_state)
         self.snapshots.forget_state(update.worker)
         return True
 
@@ -254,8 +254,9 @@ class Epochs:
         return max([self.snapshots.committed, *ended], key=lambda snapshot: snapshot.epoch)
 
     def stopped_with_weights(self) -> Update | None:
-        """Return the report of a replica that was stopped within an epoch, if one sent its weights."""
-        return next((report for report in self.stopped.values() if len(report.parameters)), None)
+        """Return the last report of a replica that was stopped within an epoch, if any sent its weights."""
+        reports = [report for report in self.stopped.values() if len(report.parameters)]
+        return max(reports, key=lambda report: report.base_version, default=None)
 
 
 class WeightReplies:

@@ -57,6 +57,7 @@ from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import (
     DataError,
     RefusedError,
+    RuleError,
     SparkDLError,
     WireError,
     WorkerError,
@@ -434,8 +435,9 @@ def _running(values: list[Any]) -> Running | None:
 
 
 def _failure(body: dict[str, Any]) -> SparkDLError:
-    if body["kind"] == "lost":
-        return WorkerLostError(body["message"])
+    for kind, error in (("lost", WorkerLostError), ("rule", RuleError)):
+        if body["kind"] == kind:
+            return error(body["message"])
     if body["kind"] == "data":
         return DataError(body["message"], traceback=body["traceback"])
     return WorkerError.of(

@@ -10,9 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from mmap import mmap
-from typing import Any
 
-from sparkdl.core import packing
 from sparkdl.core.vectors import Vector
 from sparkdl.server.aggregation import Aggregation
 from sparkdl.server.schedule import Schedule
@@ -90,17 +88,22 @@ class Snapshots(ABC):
         center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
         return replace(self.committed, **center)
 
+    def check_rule(self, update: Update) -> None:
+        """Refuse a report whose state of the rule is not one, before the report is booked.
+
+        Raises:
+            RefusedError: the record after the worker's own state is not a state of the rule.
+        """
+        if record := update.state[self.shape.whole_state :]:
+            self.aggregation.read_rule(record)
+
     def stopped(self, report: Update) -> Snapshot:
         """Return the committed snapshot with the weights that a stopped replica has reported."""
-        states, rule = self._without_rule({report.worker: spooled(report.state)})
-        return replace(
-            self.committed,
-            parameters=report.parameters,
-            statistics=report.statistics,
-            states=states if self.shape.plan.joint else self.committed.states,
-            progress=self.schedule.progress,
-            rule=rule,
-        )
+        snapshot = replace(self.committed, parameters=report.parameters, statistics=report.statistics)
+        if self.shape.plan.joint:
+            states = {report.worker: spooled(report.state)}
+            return replace(snapshot, states=states, progress=self.schedule.progress)
+        return replace(snapshot, rule=self.aggregation.read_rule(report.state[self.shape.whole_state :]))
 
     def of_reports(self, epoch: int, report: EpochReports, reports: Reports) -> Snapshot:
         """Return the snapshot of the point at which every worker has reported its state.
@@ -116,28 +119,15 @@ class Snapshots(ABC):
             kept(self.aggregation.parameters),
             self.aggregation.statistics,
         )
-        states, rule = self._without_rule(self._states_before(reports) | report.states)
         return Snapshot(
             epoch=epoch,
             parameters=parameters,
             statistics=statistics,
             version=self.aggregation.version,
             progress=self.schedule.progress,
-            states=states,
-            rule=rule,
+            states=self._states_before(reports) | report.states,
+            rule=self.aggregation.read_rule(report.rule) if report.rule else self.aggregation.state,
         )
-
-    def _without_rule(self, states: dict[int, bytes | mmap]) -> tuple[dict[int, bytes | mmap], Any]:
-        """Return the states of workers and that of the rule, if one of them has reported it with its own.
-
-        Otherwise the state of the rule is the aggregation's.
-        """
-        own, rule = self.shape.whole_state, self.aggregation.state
-        for worker, state in states.items():
-            if len(state) > own:
-                rule = packing.like(rule, packing.unpack(state[own:]))
-                states = states | {worker: spooled(state[:own])}
-        return states, rule
 
     @abstractmethod
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
@@ -254,7 +244,7 @@ class RoundSnapshots(Snapshots):
         """Take the state of a worker after the round that closed last."""
         if self.gathering is None or update.sequence != self.aggregation.round:
             return False
-        self.gathering.take(update)
+        self.gathering.take(update, self.shape.whole_state)
         return self.finish()
 
     def finish(self) -> bool:

@@ -217,7 +217,10 @@ class EpochResult:
 
 @dataclass
 class EpochReports:
-    """Reports of workers on one epoch, at its end or within it, by worker."""
+    """Reports of workers on one epoch, at its end or within it, by worker.
+
+    ``weights`` and ``rule``, the state of the merge rule as a record, are those that all replicas share.
+    """
 
     metrics: dict[int, bytes] = field(default_factory=dict)
     validation: dict[int, bytes] = field(default_factory=dict)
@@ -226,6 +229,7 @@ class EpochReports:
     rows: int = 0
     first_losses: dict[int, float] = field(default_factory=dict)
     snapshot: Snapshot | None = None
+    rule: bytes = b""
 
     def values(self) -> dict[str, Any]:
         """Return the reports of workers in the form that ``core.packing`` takes."""
@@ -243,9 +247,14 @@ class EpochReports:
         states, losses = dict(self.states), dict(self.first_losses)
         return EpochReports(dict(self.metrics), states=states, rows=self.rows, first_losses=losses)
 
-    def take(self, update: Update) -> None:
-        """Record a worker's report, completely or not at all. A repetition may add a state or weights."""
-        state = spooled(update.state) if update.state else None
+    def take(self, update: Update, whole_state: int) -> None:
+        """Record a worker's report, completely or not at all. A repetition may add a state or weights.
+
+        Args:
+            update: the report.
+            whole_state: the size of a worker's complete state, which the state of the rule may follow.
+        """
+        state = spooled(update.state[:whole_state]) if update.state else None
         weights = kept(update.parameters) if len(update.parameters) else None
         if update.worker not in self.metrics:
             self.rows += update.rows
@@ -254,7 +263,7 @@ class EpochReports:
         if state is not None:
             self.states[update.worker] = state
         if weights is not None:
-            self.weights = weights, update.statistics
+            self.weights, self.rule = (weights, update.statistics), update.state[whole_state:]
 
     def result(self, validation: dict[int, bytes], losses: list[float]) -> EpochResult:
         """Return the result of an epoch that has ended; its metric states are in worker order.

@@ -117,7 +117,7 @@ class Connection:
     def send(self, update: Update) -> None:
         """Send an update in this connection's stream, which begins with the first update."""
         parts = messages.sections(update)
-        if self._http.sock is None or not self._streams or self._is_closed():
+        if not self._streams or self.is_closed():
             self.close()  # forget the old response of a stream that the endpoint closed
             self._streams = True
             self._http.putrequest("POST", "/v1/exchange")
@@ -130,11 +130,13 @@ class Connection:
         message: Buffers = [b"%x\r\n" % size + messages.encode_update(update), *parts, b"\r\n"]
         messages.send(self._http.sock, message)
 
-    def _is_closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Return True if the endpoint has closed the connection, as it does after a long pause.
 
         An update that is sent nevertheless would be lost, which is noticed only when its reply is read.
         """
+        if self._http.sock is None:
+            return True
         poll = select.poll()
         poll.register(self._http.sock, getattr(select, "POLLRDHUP", 0))  # Linux has it
         return bool(poll.poll(0))
@@ -315,6 +317,12 @@ class HttpExchange(Exchange):
                 reply.waited, reply.merged = waited, merged
                 return reply
             ticket = awaiting(ticket)
+
+    def send_lost(self, ticket: Update) -> None:
+        """Send an update again if it did not reach the endpoint, as far as this host knows by now."""
+        if not self._sent or self._connection.is_closed():
+            self._connection.close()
+            self._sent = self._connection.attempt(partial(self._connection.send, ticket))
 
     def try_finish(self, ticket: Update, memory: Vector = EMPTY) -> Reply:
         """Return the reply to an update, which says ``Flag.AGAIN`` if it is not ready.

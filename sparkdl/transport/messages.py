@@ -329,7 +329,7 @@ class FailureReport(TypedDict):
     """The failure of a task.
 
     Attributes:
-        kind: "worker", "data", or "lost" if the task cannot reach another worker.
+        kind: "worker", "data", "rule", or "lost" if the task cannot reach another worker.
         worker: the worker; for a task that deals rows to workers, its partition.
         generation: the generation (the start of the worker group) that the task belongs to, by number.
         attempt: the worker's attempt; -1: the task belongs to no worker.

@@ -176,8 +176,12 @@ class Loop:
         return self.watch.num_intervals
 
     def stop(self) -> None:
-        """Stop after the current batch. In rounds, the replies decide when to stop."""
-        self.stopped = self.stopped or not self.settings.rounds
+        """Stop after the current batch. In rounds, the replies decide when to stop.
+
+        With a copy of the center, a worker can stop at any time: no round closes without it.
+        """
+        apart = self.settings.replicas and not self.plan.joint
+        self.stopped = self.stopped or apart or not self.settings.rounds
 
     def _rows_before(self, sequence: int) -> int:
         """Return the number of this epoch's rows that this worker used before the exchange ``sequence``."""
@@ -310,7 +314,8 @@ class Loop:
             loss=loss,
             sequence=sequence,
         )
-        if self.speaks and (self.plan.joint or self.settings.replicas):
+        shares = self.settings.replicas and (self.speaks or bool(flags & Flag.STOP))
+        if shares or (self.plan.joint and self.speaks):
             own = self.replica.read()
             update.parameters, update.statistics = own.vector, own.statistics
         return update
@@ -351,14 +356,16 @@ class Loop:
         # Read replica.model anew after each operation: only then does JAX write its values to the variables.
         replica = self.replica
         kept = read(metric_variables(replica.model))
-        center = self._ask(Update(kind=Kind.PULL, epoch=epoch, base_version=self.strategy.version))
-        if center.kind is Answer.CENTER:
+        reply = self._ask(Update(kind=Kind.PULL, epoch=epoch, base_version=self.strategy.version))
+        sent = Center(reply.parameters, reply.statistics) if reply.kind is Answer.CENTER else None
+        center = sent or self.strategy.apart()
+        if center is not None:
             own = replica.read()
-            replica.write(Center(center.parameters, center.statistics))
+            replica.write(center)
         replica.model.reset_metrics()
         evaluate(replica, self.validation, self.settings.validation_batch_size, self.held_out)
         states = self._metric_states() if self.held_out else b""
-        if center.kind is Answer.CENTER:
+        if center is not None:
             replica.write(Center(own.vector, own.statistics))
         variables = metric_variables(replica.model)
         if len(kept) == len(variables):
@@ -370,7 +377,7 @@ class Loop:
             epoch=epoch,
             metrics=states,
             rows=self.held_out,
-            base_version=center.version,
+            base_version=reply.version,
         )
 
     def _metric_states(self) -> bytes:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.core import packing
+from sparkdl.core.reduction import Reduction
 from sparkdl.core.vectors import Vector
 from sparkdl.errors import RuleError
 from sparkdl.modeling.backends.base import Center
@@ -28,15 +29,20 @@ class ReplicatedCenter:
         self.choice, self.rule = choice, choice.rule
         self.parameters, self.statistics = center
         self.state: Any = None
+        self.initial: Any = None  # the state before the first update
+
+    def reduction(self) -> Reduction:
+        """Return the reduction of a round's deltas to one."""
+        return self.rule.reduction()
 
     def bind(self, working: int) -> None:
         """Bind the rule to the number of workers with rows."""
         self.rule, _ = self.choice.bound(working)
-        self.state = self.choice.rule.init(self.parameters)
+        self.state = self.initial = self.choice.rule.init(self.parameters)
 
     def restore(self, state: bytes) -> None:
         """Continue with the state of the rule at a snapshot."""
-        self.state = packing.like(self.state, packing.unpack(state))
+        self.state = packing.like(self.initial, packing.unpack(state))
 
     def merge(self, delta: Vector, reply: Reply) -> Reply:
         """Update the center with the reduced delta of a round; return the round's reply with the center.
@@ -60,15 +66,15 @@ class ReplicatedCenter:
         """Return a report with the center and the state of the rule, which follows the worker's own state.
 
         Raises:
-            RuleError: the state of the rule has values that cannot be sent.
+            RuleError: the state of the rule has another structure than its initial state.
         """
         try:
             state = packing.pack(self.state)
+            packing.alike(self.initial, packing.unpack(state))
         except TypeError as error:
             raise RuleError(
-                f"The state of the rule {self.rule.name!r} cannot be sent, as "
-                f'placement="executors" requires: {error}. Use only dicts, lists, tuples, numbers, strings '
-                'and arrays in it, or set placement="driver".'
+                f"The state of the rule {self.rule.name!r} should keep the structure that init gave it, as "
+                f'placement="executors" requires: {error} Set placement="driver", or correct the rule.'
             ) from None
         return replace(
             update, parameters=self.parameters, statistics=self.statistics, state=update.state + state

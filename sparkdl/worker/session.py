@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sparkdl.core.codecs import Codec
-from sparkdl.errors import DataError, RefusedError, WorkerLostError
+from sparkdl.errors import DataError, RefusedError, RuleError, WorkerLostError
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.transport import client
 from sparkdl.transport.client import Heartbeat, HttpExchange
@@ -78,10 +78,10 @@ def tell_failure(attempt: Attempt, error: Exception) -> None:
     """Report an exception in this task to the driver."""
     data = error if isinstance(error, DataError) else None
     message, text = (data.reason, data.traceback) if data else (reason_of(error), text_of(error))
-    lost = isinstance(error, WorkerLostError)
+    kinds = {DataError: "data", WorkerLostError: "lost", RuleError: "rule"}
     client.report_failure(
         attempt.endpoint,
-        kind="data" if data else "lost" if lost else "worker",
+        kind=next((name for kind, name in kinds.items() if isinstance(error, kind)), "worker"),
         generation=attempt.generation,
         worker=attempt.worker,
         attempt=attempt.id,

@@ -34,7 +34,6 @@ from sparkdl.core.vectors import EMPTY, Vector, is_finite
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError, WireError, WorkerLostError
 from sparkdl.process.reasons import reason_of
-from sparkdl.rules import Rule
 from sparkdl.server import admission
 from sparkdl.server.aggregation import GradientRounds, Read, limits
 from sparkdl.server.divergence import FARTHEST
@@ -69,7 +68,7 @@ def spans_of(size: int, num_workers: int) -> list[Span]:
 
 
 class PartRounds(GradientRounds):
-    """Rounds of one range, with the reduction of a merge rule."""
+    """Rounds of one range, with the reduction of a merge rule, or the mean of gradients."""
 
     def __init__(self, size: int, num_workers: int, reduction: Callable[[], Reduction]) -> None:
         self._make = reduction
@@ -89,7 +88,7 @@ class Shard:
         num_workers: number of workers.
         size: number of elements of the range.
         layout: digest of the model's layout and of the range.
-        rule: the merge rule of the deltas; None if gradients are averaged.
+        center: this worker's copy of the center, if deltas are reduced.
     """
 
     def __init__(
@@ -101,11 +100,12 @@ class Shard:
         *,
         size: int,
         layout: bytes,
-        rule: Rule | None = None,
+        center: ReplicatedCenter | None = None,
     ) -> None:
         self.run, self.worker, self.size, self.layout = run, worker, size, layout
-        self.kind = Kind.GRADIENT if rule is None else Kind.DELTA
-        self.aggregation = PartRounds(size, num_workers, Mean if rule is None else rule.reduction)
+        self.kind = Kind.GRADIENT if center is None else Kind.DELTA
+        reduction = Mean if center is None else center.reduction
+        self.aggregation = PartRounds(size, num_workers, reduction)
         self.aggregation.generation = generation
         self._begun = self._closed = False
         self._failure = ""
@@ -305,9 +305,11 @@ class ShardedExchange(Exchange):
         if ticket.kind is not self.shard.kind:
             return self._take_center(ticket.kind, self.driver.finish(ticket))
         mean: Vector = self._pool.borrow(4 * self.spans[-1].stop).view(np.float32)
-        # Parts may have been lost, for which shards wait. So no shard is asked again before all were asked.
+        # Shards wait for parts that were lost. So all are asked in turn, and lost parts are sent again first.
         received, pending = 0, {worker: self._parts[worker] for worker in self._order}
         while pending:
+            for worker, part in pending.items():
+                self._peers[worker].send_lost(part)
             for worker, part in list(pending.items()):
                 reply = self._ask(worker, part, mean[slice(*self.spans[worker])])
                 if reply.flags & Flag.AGAIN:
@@ -378,8 +380,7 @@ def sharded(
     layout = range_digest(driver.layout, span)
     size_of_range = span.stop - span.start
     generation = driver.identity["generation"]
-    rule = None if center is None else center.rule
-    shard = Shard(run, generation, worker, num_workers, size=size_of_range, layout=layout, rule=rule)
+    shard = Shard(run, generation, worker, num_workers, size=size_of_range, layout=layout, center=center)
     context, certificate = tls.server_context() if driver.endpoint.certificate else (None, b"")
     app, host = make_shard_app(shard, driver.endpoint.token), driver.local_address()
     with serve(app, host, 0, num_workers, context) as port:

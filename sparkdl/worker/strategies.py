@@ -114,6 +114,10 @@ class Strategy(ABC):
         """Return this worker's own weights for a snapshot; empty for most strategies."""
         return b""
 
+    def apart(self) -> Center | None:
+        """Return the center, if the replica has other weights: its own."""
+        return None
+
     def sent(self, kind: Kind, reading: Reading | None) -> Update:
         """Return the update of the window that ends, empty if it used no rows; begin the next window."""
         update = Update(kind=kind, base_version=self.version, rows=self.rows, steps=self.steps)
@@ -293,6 +297,10 @@ class ElasticStrategy(DeltaStrategy):
     def own(self) -> bytes:
         """Return this worker's own weights, float32."""
         return self.local.tobytes()
+
+    def apart(self) -> Center | None:
+        """Return the center."""
+        return Center(self.anchor, self.statistics)
 
     def _tie(self, reply: Reply) -> None:
         if reply.kind is Answer.CENTER:

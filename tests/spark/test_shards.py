@@ -8,8 +8,8 @@ from phases import Act, call
 from pyspark import cloudpickle
 
 from sparkdl import FaultTolerance, Network, SparkModel, Stragglers
-from sparkdl.errors import ConfigError, SparkDLError
-from sparkdl.rules import FedOpt
+from sparkdl.errors import ConfigError, RuleError, SparkDLError
+from sparkdl.rules import Average, FedOpt
 from sparkdl.rules.outer import Adam
 
 MASTERS = ("local", "local-cluster")
@@ -115,15 +115,82 @@ def test_callbacks_have_the_same_effect(spark, frequency):
 
 
 @pytest.mark.classic
-@pytest.mark.parametrize("setting", ["executors", "executors-2"])
-def test_a_killed_worker_restarts_the_group_with_new_shards(spark, tmp_path, setting):
+@pytest.mark.parametrize(
+    ("setting", "phase"),
+    [("executors", "exchange"), ("executors-2", "exchange"), ("elastic", "evaluation"), ("elastic", "feed")],
+)
+def test_a_killed_worker_restarts_the_group_with_new_shards(spark, tmp_path, setting, phase):
     """After the loss of a worker, and with it of a shard, the run repeats from its snapshot exactly."""
-    expected = call(spark.sparkContext, setting, tmp_path / "undisturbed", phase="exchange")
-    act = Act(tmp_path, "exchange", "worker", "kill")
-    result = call(spark.sparkContext, setting, tmp_path / "checkpoints", act, phase="exchange")
+    expected = call(spark.sparkContext, setting, tmp_path / "undisturbed", phase=phase)
+    act = Act(tmp_path, phase, "worker", "kill")
+    result = call(spark.sparkContext, setting, tmp_path / "checkpoints", act, phase=phase)
 
     assert (tmp_path / "done").exists()
     assert expected == result
+
+
+@pytest.mark.parametrize("placement", ["driver", "executors"])
+def test_an_elastic_fit_evaluates_the_center(spark, placement):
+    """The validation results of an elastic rule are those of the center, which the model gets."""
+    x, y = table()
+    spark_model = SparkModel(network("sgd"), placement=placement, num_workers=2, frequency=2, merge="aeasgd")
+    held_out = x[:50], y[:50]
+    history = spark_model.fit(x, y, batch_size=32, epochs=2, validation_data=held_out, verbose=0, seed=1)
+
+    expected = spark_model.model.evaluate(*held_out, verbose=0, return_dict=True)
+    assert expected["loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-4)
+
+
+def test_a_fit_that_is_interrupted_keeps_the_last_merge(spark, monkeypatch):
+    """Ctrl-C in the middle of an epoch leaves the center of the last round in the model."""
+    monkeypatch.setattr("sparkdl.driver.fit.STOP_SECONDS", 60.0)
+    spark_model = SparkModel(network("sgd"), placement="executors", num_workers=2, frequency=2)
+    before = spark_model.model.get_weights()
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spark_model.fit(*table(), batch_size=4, epochs=50, verbose=0, callbacks=[Interrupt()])
+    assert not np.array_equal(before[0], spark_model.model.get_weights()[0])
+
+
+def test_deltas_that_are_not_finite_are_not_merged(spark):
+    """A worker whose delta has NaN continues from the center, as with an endpoint on the driver."""
+    x, y = table()
+    y[:8] = np.nan
+    results = []
+    for placement in ("executors", "driver"):
+        spark_model = SparkModel(network("sgd"), placement=placement, num_workers=2, frequency=2)
+        history = spark_model.fit(x, y, batch_size=16, epochs=2, verbose=0, seed=1, nan="warn")
+        results.append((spark_model.model.get_weights(), history))
+    for one, other in zip(results[0][0], results[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert results[0][1].training["not_finite"] == results[1][1].training["not_finite"] > 0
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        (object, ConfigError, 'placement="executors" sends the state of the merge rule, and that of'),
+        (list, RuleError, "should keep the structure that init gave it"),
+    ],
+)
+def test_states_of_rules_that_cannot_be_sent_are_named(spark, state, error, words):
+    """A rule's state that cannot be sent, or that changes its structure, ends the fit by name."""
+
+    class Own(Average):
+        name = "own"
+
+        def init(self, center):
+            return state()
+
+        def update(self, delta, kept, merge):
+            return delta, [*kept, 1.0]
+
+    with pytest.raises(error, match=words):
+        trained("executors", frequency=2, merge=Own())
 
 
 def test_the_slices_of_an_embedding_are_refused(spark):

@@ -24,15 +24,17 @@ class KerasOuter(Outer):
 
     def init(self, center: Vector) -> list[Array]:
         """Return the values of the optimizer's variables before the first step."""
-        return self._read(self._made(center)[0])
+        with keras.device("cpu"):
+            return self._read(self._made(center)[0])
 
     def step(self, gradient: Vector, state: list[Array], center: Vector) -> tuple[Vector, list[Array]]:
         """Return the optimizer's change of the center, and the values of its variables after the step."""
-        optimizer, variable = self._made(center)
-        for kept, value in zip(optimizer.variables, state, strict=True):
-            kept.assign(value)
-        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
-        return keras.ops.convert_to_numpy(variable) - center, self._read(optimizer)
+        with keras.device("cpu"):  # as on the driver, wherever the rule is applied
+            optimizer, variable = self._made(center)
+            for kept, value in zip(optimizer.variables, state, strict=True):
+                kept.assign(value)
+            optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+            return keras.ops.convert_to_numpy(variable) - center, self._read(optimizer)
 
     def _made(self, center: Vector) -> tuple[Any, Any]:
         variable = keras.Variable(center, dtype="float32", name="center")

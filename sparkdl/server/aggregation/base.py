@@ -152,6 +152,14 @@ class Aggregation(ABC):
         """Return the largest size of the rule's state in a report, in bytes; 0 if reports have none."""
         return 0
 
+    def read_rule(self, record: bytes) -> Any:
+        """Return the state of the rule that a worker has reported.
+
+        Raises:
+            RefusedError: the record is not a state of this rule.
+        """
+        raise RefusedError(400, "Workers report no state of the merge rule in this run.")
+
     def body_bytes(self) -> int:
         """Return the size of an update's sections in bytes."""
         return 4 * (len(self.parameters) + len(self.statistics))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from sparkdl.core.packing import pack
+from sparkdl.core import packing
 from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.errors import ConfigError, RefusedError
 from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
 from sparkdl.server.aggregation.rounds import SynchronousRounds
 from sparkdl.transport.messages import Reply, Update
 
-RULE_BYTES = 1 << 20  # additional size that the state of a rule may grow to
+RULE_BYTES = 64 << 10  # additional size of the numbers in a rule's state, as text
 
 
 class Counted(SynchronousRounds):
@@ -45,9 +47,32 @@ class CountedDeltaRounds(Counted, DeltaRounds):
 
     has_replicas = True
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        try:
+            size = sum(map(len, packing.parts(self.state)))
+        except TypeError as error:
+            raise ConfigError(
+                f'placement="executors" sends the state of the merge rule, and that of {self.rule.name!r} '
+                f"cannot be sent: {error}. Use only dicts, lists, tuples, numbers, strings and arrays in it, "
+                'or set placement="driver".'
+            ) from None
+        self._rule_bytes = size + RULE_BYTES
+
     def rule_bytes(self) -> int:
         """Return the largest size of the rule's state in a report."""
-        return 2 * len(pack(self.state)) + RULE_BYTES
+        return self._rule_bytes
+
+    def read_rule(self, record: bytes) -> Any:
+        """Return the state of the rule that a worker has reported.
+
+        Raises:
+            RefusedError: the record is not a state of this rule.
+        """
+        try:
+            return packing.alike(self.state, packing.unpack(record))
+        except (TypeError, ValueError) as error:
+            raise RefusedError(400, f"Expected a state of the rule {self.rule.name!r}: {error}") from None
 
     def reach(self, parameters: Vector) -> None:
         """Take the center of a snapshot, which the workers have reached."""

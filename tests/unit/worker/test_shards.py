@@ -133,26 +133,39 @@ def test_workers_that_pause_for_long_go_on(stack, monkeypatch):
     assert not any(peer.retried for exchange in workers.exchanges for peer in exchange._peers)
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_part_that_is_lost_on_its_way_is_sent_again(stack, monkeypatch, lost):
-    """A connection that breaks after a part was sent stops nobody, whichever shard the part was for."""
-    monkeypatch.setattr(limits, "PATIENCE", 0.5)
+@pytest.mark.parametrize(
+    "lost",
+    [lambda k: [0], lambda k: [k], lambda k: [(k + 1) % 3], lambda k: [(k + 2) % 3], lambda k: [0, 1, 2]],
+    ids=["one shard", "own", "next", "previous", "all"],
+)
+def test_parts_that_are_lost_on_their_way_are_sent_again(stack, monkeypatch, lost):
+    """A connection that breaks as a part is sent stops nobody, whichever shards the parts were for."""
+    monkeypatch.setattr(limits, "PATIENCE", 5.0)
     workers = Workers(stack, 3, 100)
     gradients = [noise(worker, 100) for worker in range(3)]
-    for exchange in workers.exchanges:
-        exchange._peers[lost].begin = lambda update, begin=exchange._peers[lost].begin: _lost(begin, update)
-    replies = workers.round(0, gradients)
+    for worker, exchange in enumerate(workers.exchanges):
+        for shard in lost(worker):
+            _lose_next(exchange._peers[shard])
+    for sequence in range(2):
+        for reply in workers.round(sequence, gradients):
+            np.testing.assert_array_equal(reply.parameters, averaged(gradients, [4, 4, 4]))
 
-    for reply in replies:
-        np.testing.assert_array_equal(reply.parameters, averaged(gradients, [4, 4, 4]))
 
+def _lose_next(peer):
+    """Let the next update of a peer vanish in a connection that breaks unnoticed."""
+    connection = peer._connection
+    send = connection.send
 
-def _lost(begin, update):
-    """Send an update into a connection that has broken unnoticed; return the ticket."""
-    peer = begin.__self__
-    ticket = begin(update)
-    peer._connection._http.sock.shutdown(socket.SHUT_RDWR)
-    return ticket
+    def vanish(update):
+        connection.send = send
+        connection._streams = True
+        connection._http.putrequest("POST", "/v1/exchange")
+        connection._http.putheader("Authorization", connection._token["Authorization"])
+        connection._http.putheader("Transfer-Encoding", "chunked")
+        connection._http.endheaders()
+        connection._http.sock.shutdown(socket.SHUT_RDWR)
+
+    connection.send = vanish
 
 
 @given(st.integers(0, 10_000), st.integers(1, 70))
