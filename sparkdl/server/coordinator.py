@@ -327,11 +327,9 @@ class Coordinator(GroupCoordinator):
             return self.weights.center(update)
 
     def _rule(self, update: Update, read: Read) -> Reply:
-        if not self.aggregation.rule_bytes():
-            raise RefusedError(400, "Workers do not need the state of the merge rule in this run.")
         with self.changed:
             self.state.check_open(update.generation)
-            reply, rule = self.schedule.reply_at_once(), self.snapshot.rule
+            reply, rule = self.weights.rule()
         return replace(reply, state=packing.pack(rule))
 
     def _restore(self, update: Update, read: Read) -> Reply:

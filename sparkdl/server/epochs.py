@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sparkdl.core.vectors import Vector
+from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import Aggregation, limits
 from sparkdl.server.run_state import RunState
 from sparkdl.server.schedule import Schedule
 from sparkdl.server.snapshots import Reports, Snapshots
-from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot, spooled
+from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
@@ -238,15 +240,7 @@ class Epochs:
         if not self.aggregation.has_replicas:
             return self.snapshots.present()
         report = self.stopped_with_weights()
-        if report is None:
-            return self._last_ended()
-        return replace(
-            self.snapshots.committed,
-            parameters=report.parameters,
-            statistics=report.statistics,
-            states={report.worker: spooled(report.state)},
-            progress=self.schedule.progress,
-        )
+        return self._last_ended() if report is None else self.snapshots.stopped(report)
 
     def _last_ended(self) -> Snapshot:
         """Return the snapshot of the last epoch that has ended, committed or not."""
@@ -287,6 +281,16 @@ class WeightReplies:
         if update.base_version == self.aggregation.version:
             return replace(reply, version=update.base_version)
         return self._with_weights(reply)
+
+    def rule(self) -> tuple[Reply, Any]:
+        """Return a reply, and the state of the rule with which workers that keep the center begin.
+
+        Raises:
+            RefusedError: workers do not keep the center.
+        """
+        if not self.aggregation.rule_bytes():
+            raise RefusedError(400, "Workers do not need the state of the merge rule in this run.")
+        return self.schedule.reply_at_once(), self.snapshots.committed.rule
 
     def to_begin(self, worker: int) -> Reply:
         """Return everything that a worker begins with: center, state and metric states."""
