@@ -124,7 +124,7 @@ class TrainingJob:
             power=self.choice.power,
             validation_rows=fit.validation_rows(held),
             profile=fit.traced,
-            replicas=sharded,
+            replicas=sharded and not config.joint,
             slices=slices,
         )
         return TrainJob(

@@ -180,8 +180,7 @@ class Loop:
 
         With a copy of the center, a worker can stop at any time: no round closes without it.
         """
-        apart = self.settings.replicas and not self.plan.joint
-        self.stopped = self.stopped or apart or not self.settings.rounds
+        self.stopped = self.stopped or self.settings.replicas or not self.settings.rounds
 
     def _rows_before(self, sequence: int) -> int:
         """Return the number of this epoch's rows that this worker used before the exchange ``sequence``."""

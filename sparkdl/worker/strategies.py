@@ -39,7 +39,7 @@ class TrainSettings:
         power: the learning rate is multiplied by the number of workers with rows, at most
             ``rules.STUDIED``, to this power.
         scale: the resulting factor of the learning rate, once the number of workers is known.
-        replicas: whether each worker updates its own copy of the center, so that worker 0 reports it.
+        replicas: whether each worker updates its own copy of a center with deltas, and worker 0 reports it.
         slices: maximum length of a gradient with slices, in 32-bit words; 0: gradients are dense; None: they
             are dense, and slices that an optimizer does not simply add up are refused. See
             ``core.sparse_gradients``.
