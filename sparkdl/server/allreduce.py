@@ -146,7 +146,7 @@ class AllReduceCoordinator(GroupCoordinator):
         if update.kind is Kind.ARRAYS:
             return self.rounds.push(update, lambda: _checked(read()), lambda counts: Reply())
         with self.changed:
-            self.state.check_open(update.generation)
+            self.membership.check(update.worker, update.generation, update.attempt)
             self.returned.add(update.worker)
             self._fail_if_left_alone()
             return Reply()

@@ -186,7 +186,9 @@ class Coordinator(GroupCoordinator):
                 "progress": self.progress,
                 "stop": self.stopping,
             }
-            return begin | {"shards": shards} if shards else begin
+            if shards:
+                begin |= {"shards": shards, "attempts": [member.attempt for member in members]}
+            return begin
 
     def _check_header(self, update: Update, lengths: Sections) -> None:
         admission.check_run(update, self.shape.run)
@@ -318,12 +320,12 @@ class Coordinator(GroupCoordinator):
 
     def _pull(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self.state.check_open(update.generation)
+            self.membership.check(update.worker, update.generation, update.attempt)
             return self.weights.to_evaluate(update)
 
     def _center(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self.state.check_open(update.generation)
+            self.membership.check(update.worker, update.generation, update.attempt)
             return self.weights.center(update)
 
     def _rule(self, update: Update, read: Read) -> Reply:
@@ -334,7 +336,7 @@ class Coordinator(GroupCoordinator):
 
     def _restore(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self.state.check_open(update.generation)
+            self.membership.check(update.worker, update.generation, update.attempt)
             return self.weights.to_begin(update.worker)
 
     # Requests of the driver.

@@ -20,7 +20,7 @@ the other workers also use:
 * ``POST /v1/drive``      JSON: the client's commands; the reply is the packed state of the run;
 * ``POST /v1/replace/N``  binary: weights that the client set when epoch N was the last one released;
 * ``POST /v1/evaluate/N`` binary: weights to evaluate for epoch N; no body: those of its snapshot;
-* ``POST /v1/leave``      JSON: a worker has ended.
+* ``POST /v1/leave``      JSON: a worker's attempt has ended.
 
 Errors of the app are JSON, ``{"error": message}``, except the 401 of ``GET /``, which is HTML. The statuses
 are: 400 malformed, 401 no valid token, 403 not from the live page, 404 unknown path, 405 wrong method, 408
@@ -365,7 +365,7 @@ def add_hosted_driver(app: flask.Flask, hosted_driver: Any) -> None:
 
     @app.post("/v1/leave")
     def leave() -> ResponseReturnValue:
-        hosted_driver.leave(**_json(worker=int))
+        hosted_driver.leave(**_json(worker=int, generation=int, attempt=int))
         return {}
 
 

@@ -80,6 +80,7 @@ class Begin(TypedDict, total=False):
         progress: number of steps counted so far, including those before the run.
         stop: whether training ends at once.
         shards: the address of each worker's shard, as in its notes, if workers serve shards.
+        attempts: the attempt of each worker, if workers serve shards.
     """
 
     rows: list[int] | tuple[int, ...]
@@ -91,6 +92,7 @@ class Begin(TypedDict, total=False):
     progress: float
     stop: bool
     shards: list[tuple[str, int, str]]
+    attempts: list[int]
 
 
 class Exchange(ABC):

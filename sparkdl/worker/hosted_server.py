@@ -146,15 +146,17 @@ class HostedDriver:
         count = len(self.store.aggregation.parameters)
         return vector[:count].copy(), vector[count:].copy()
 
-    def leave(self, worker: int) -> None:
-        """Record the end of a worker. It sends no more requests.
+    def leave(self, worker: int, generation: int, attempt: int) -> None:
+        """Record the end of a worker's attempt. It sends no more requests.
 
         Raises:
-            RefusedError: the worker is unknown, or it is worker 0.
+            RefusedError: the worker is unknown, it is worker 0, the generation or the run is over, or the
+                attempt was superseded or lost.
         """
         if not 0 < worker < self.store.shape.num_workers:
             raise RefusedError(400, f"Unknown worker {worker}.")
         with self.store.changed:
+            self.store.membership.check(worker, generation, attempt)
             self._left.add(worker)
             self.store.changed.notify_all()
 
@@ -249,6 +251,6 @@ def _host(
 def _leave(attempt: Attempt) -> None:
     connection = Connection(attempt.endpoint, RETRIES)
     try:
-        connection.call("/v1/leave", worker=attempt.worker)
+        connection.call("/v1/leave", worker=attempt.worker, generation=attempt.generation, attempt=attempt.id)
     finally:
         connection.close()

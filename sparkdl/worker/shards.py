@@ -35,7 +35,7 @@ from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError, WireError, WorkerLostError
 from sparkdl.process.reasons import reason_of
 from sparkdl.server import admission
-from sparkdl.server.aggregation import GradientRounds, Read, limits
+from sparkdl.server.aggregation import GradientRounds, Read, check_current, limits
 from sparkdl.server.divergence import FARTHEST
 from sparkdl.server.http_app import make_shard_app
 from sparkdl.server.http_server import serve
@@ -113,10 +113,16 @@ class Shard:
         self._answered = dict.fromkeys(range(num_workers), -1)
         self._received = dict(self._answered)
 
-    def begin(self, sequence: int) -> None:
-        """Open the first round. Parts that arrive earlier wait for it."""
+    def begin(self, sequence: int, attempts: list[int]) -> None:
+        """Open the first round. Parts that arrive earlier wait for it.
+
+        Args:
+            sequence: the number of the round.
+            attempts: the attempt of each worker. Parts of other attempts are refused.
+        """
         with self.aggregation.changed:
             self._begun = True
+            self.aggregation.attempts.update(enumerate(attempts))
             self._received = dict.fromkeys(self._received, sequence - 1)
             self.aggregation.begin(sequence)
 
@@ -129,8 +135,7 @@ class Shard:
         """
         self._require_sound()
         admission.check_run(update, self.run)
-        if update.generation != self.aggregation.generation:
-            raise RefusedError(409, f"The part of generation {update.generation} does not belong here.")
+        check_current(self.aggregation, update)
         if update.layout != self.layout:
             raise RefusedError(422, "The range of the part does not match this shard.")
         if update.kind is not self.kind or update.worker not in self._received:
@@ -242,7 +247,8 @@ class ShardedExchange(Exchange):
         begin = self.driver.ready(rows, validation_rows, known, fingerprint)
         if self.center is not None:
             self.center.bind(sum(map(bool, begin["rows"])))
-        self.shard.begin(begin["sequence"])  # the open round of the driver's endpoint
+        # the open round of the driver's endpoint
+        self.shard.begin(begin["sequence"], begin["attempts"])
         for worker, (host, port, certificate) in enumerate(begin["shards"]):
             mine = self.driver.endpoint
             endpoint = Endpoint(host, port, mine.token, mine.run, bytes.fromhex(certificate))

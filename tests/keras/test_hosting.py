@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from stores import store_of
+from stores import begun, store_of
 
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.worker.hosted_server import HostedDriver
@@ -18,8 +18,24 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
     headers = {"Authorization": "Bearer secret"}
     leave = partial(app.test_client().post, "/v1/leave", headers=headers)
 
-    assert 400 == leave(json={"worker": worker}).status_code
-    assert 200 == leave(json={"worker": 1}).status_code
+    assert 400 == leave(json={"worker": worker, "generation": 1, "attempt": 1}).status_code
+
+
+@pytest.mark.parametrize(
+    "stale", [{"attempt": 0}, {"attempt": 2}, {"generation": 0}, {"generation": 2}], ids=str
+)
+def test_only_the_current_attempt_of_a_worker_can_leave(stale):
+    """A worker's older attempt does not end the wait for its current one."""
+    store, traffic = begun(store_of(workers=2)), Traffic()
+    app, hosted_driver = make_app(store, "secret", traffic), HostedDriver(store, traffic, None)
+    add_hosted_driver(app, hosted_driver)
+    leave = partial(app.test_client().post, "/v1/leave", headers={"Authorization": "Bearer secret"})
+    current = {"worker": 1, "generation": 1, "attempt": 1}
+
+    assert 409 == leave(json=current | stale).status_code
+    assert set() == hosted_driver._left
+    assert 200 == leave(json=current).status_code
+    assert {1} == hosted_driver._left
 
 
 def test_weights_that_come_late_are_refused():

@@ -7,7 +7,7 @@ class knows HTTP. Workers are identified by their numbers.
 """
 
 from sparkdl.server.aggregation.asynchronous import Asynchronous
-from sparkdl.server.aggregation.base import Aggregation, Read
+from sparkdl.server.aggregation.base import Aggregation, Read, check_current
 from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.factory import AggregationSpec, make_aggregation
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
@@ -24,5 +24,6 @@ __all__ = [
     "Hybrid",
     "Read",
     "SynchronousRounds",
+    "check_current",
     "make_aggregation",
 ]

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from stores import RUN, give, impatient, together
+from stores import RUN, give, impatient, status_of, together
 
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
@@ -158,6 +158,26 @@ def test_a_worker_that_returned_is_not_waited_for(gang):
 
     assert isinstance(store.failure, WorkerError)
     assert "Worker 2 returned, and worker 0 waits for it" in str(store.failure)
+
+
+@pytest.mark.parametrize("comes", ["attempt", "generation"])
+@pytest.mark.parametrize("kind", [Kind.ARRAYS, Kind.REPORT])
+def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(gang, kind, comes):
+    """A message admitted before a newer attempt or a restart is refused afterwards, and changes nothing."""
+    store, workers = gang
+    update = sent(workers[0], np.ones(2)) if kind is Kind.ARRAYS else Update(kind=kind)
+    workers[0]._exchange.begin(update)
+    store.admit(update, lengths_of(update))
+    if comes == "attempt":
+        store.membership.add(0, 1, "host", 2)
+        store.rounds.attempts[0] = 1
+    else:
+        store.restart()
+
+    assert 409 == status_of(lambda: store.exchange(update, lambda: update))
+
+    assert [-1, -1, -1] == list(store.rounds.taken.values())
+    assert not store.returned
 
 
 def test_what_is_no_number_is_named(gang):

@@ -937,7 +937,21 @@ STALE = {
     "report": ("asynchronous", {"kind": Kind.REPORT}),
     "share": ("asynchronous", {"kind": Kind.SHARE, "rows": 3}),
     "rows": ("asynchronous", {"kind": Kind.GIVE, "sequence": 1, "state": b"rows"}),
+    "given rows": ("asynchronous", {"kind": Kind.TAKE, "sequence": 1}),
+    "validation": ("asynchronous", {"kind": Kind.VALIDATION}),
+    "state": ("synchronous", {"kind": Kind.STATE}),
+    "pull": ("asynchronous", {"kind": Kind.PULL}),
+    "restore": ("asynchronous", {"kind": Kind.RESTORE}),
+    "center": ("asynchronous", {"kind": Kind.CENTER}),
+    "gradient": ("synchronous", {"kind": Kind.GRADIENT, "parameters": np.ones(5, np.float32)}),
 }
+
+
+def test_every_message_of_a_worker_is_fenced():
+    """The messages of the test below include each kind; those of all-reduce have a test of their own."""
+    kinds = {fields.get("kind", Kind.DELTA) for _, fields in STALE.values()}
+
+    assert set(Kind) - {Kind.ARRAYS} == kinds
 
 
 @pytest.mark.parametrize("comes", ["attempt", "generation"])
@@ -945,7 +959,8 @@ STALE = {
 def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, comes):
     """A request admitted before a newer attempt or a restart is refused afterwards, and changes nothing."""
     mode, fields = STALE[name]
-    store = begun(store_of(mode, joint=False, workers=2, goes_on=True))
+    joint = fields.get("kind") is Kind.GRADIENT
+    store = begun(store_of(mode, joint=joint, workers=2, goes_on=True))
     update = update_of(store, 0, **fields)
     store.admit(update, lengths_of(update))
     if comes == "attempt":

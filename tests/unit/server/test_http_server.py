@@ -466,7 +466,8 @@ def test_without_the_token_nothing_is_told(endpoint, store, method, path, header
         ("evaluate/0", b"1234567", TOKEN, 413),
         ("drive", b'{"epoch": 1, "released": 0, "learning_rate": 1, "stop": false}', TOKEN, 400),
         ("replace/0", b"1234567", TOKEN, 413),
-        ("leave", b'{"worker": "1"}', TOKEN, 400),
+        ("leave", b'{"worker": "1", "generation": 1, "attempt": 1}', TOKEN, 400),
+        ("leave", b'{"worker": 1}', TOKEN, 400),
     ],
 )
 def test_a_steward_is_asked_for_nothing_that_is_not_the_clients(app, path, body, headers, status):

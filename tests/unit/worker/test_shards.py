@@ -318,7 +318,7 @@ def test_a_shard_that_is_gone_is_a_lost_worker(stack, monkeypatch):
 def test_a_worker_leaves_once_all_have_the_last_mean():
     """A shard does not end before the other workers have received its last mean."""
     shard = Shard(RUN, 1, 0, 2, size=4, layout=PART)
-    shard.begin(0)
+    shard.begin(0, [0, 0])
     left = threading.Event()
     together(
         *(
@@ -340,7 +340,7 @@ def test_a_worker_leaves_at_once_if_no_round_was_closed(sequence, monkeypatch):
     """A worker leaves at once if its run, new or resumed, ends before the first round."""
     monkeypatch.setattr(shards, "LEAVE_SECONDS", 3600)
     shard = Shard(RUN, 1, 0, 2, size=4, layout=PART)
-    shard.begin(sequence)
+    shard.begin(sequence, [0, 0])
     leaving = threading.Thread(target=shard.wait_sent, daemon=True)
     leaving.start()
     leaving.join(10)
@@ -378,12 +378,31 @@ def test_a_part_that_does_not_belong_here_is_refused(fields, lengths, status, wo
     assert status == error.value.status
 
 
-def test_a_part_of_another_generation_is_refused():
-    """A part of another generation is refused by its header; after its end, a shard answers nothing."""
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"generation": 1}, "Generation 1 is over"),
+        ({"attempt": 4}, "Attempt 5 of worker 0 superseded 4"),
+        ({"attempt": 6}, "Attempt 5 of worker 0 superseded 6"),
+    ],
+)
+def test_a_part_of_another_generation_or_attempt_is_refused(fields, words):
+    """A part of an attempt that the shard did not begin with is refused, also if it came before."""
     shard = Shard(RUN, 2, 0, 1, size=4, layout=PART)
-    shard.begin(0)
-    with pytest.raises(RefusedError, match="generation 1 does not belong here"):
-        shard.admit(part(), Sections(4, 0, 0, 0))
+    stale = part(**{"generation": 2, "attempt": 5} | fields)
+    early = [] if stale.generation == 1 else [lambda: shard.exchange(stale, lambda: stale)]
+    outcomes = together(*early, lambda: shard.begin(0, [5]))
+
+    with pytest.raises(RefusedError, match=words):
+        shard.admit(stale, Sections(4, 0, 0, 0))
+    assert [409] * len(early) == [outcome.status for outcome in outcomes[:-1]]
+    shard.admit(part(generation=2, attempt=5), Sections(4, 0, 0, 0))
+
+
+def test_after_its_end_a_shard_answers_nothing():
+    """A part that comes after the end of a shard gets no answer, so that its worker asks again."""
+    shard = Shard(RUN, 2, 0, 1, size=4, layout=PART)
+    shard.begin(0, [0])
     shard.close()
     with pytest.raises(ConnectionAbortedError):
         shard.admit(part(generation=2), Sections(4, 0, 0, 0))
@@ -430,7 +449,7 @@ def test_a_worker_may_take_long_for_its_first_gradient(stack):
 def test_a_mean_that_could_not_be_sent_is_not_received():
     """A reply that asks for patience, or that was not delivered, lets no shard end."""
     shard = Shard(RUN, 1, 0, 1, size=4, layout=PART)
-    shard.begin(0)
+    shard.begin(0, [0, 0])
     shard.exchange(part(), lambda: part(parameters=noise(0, 4)))
     shard.sent(part(), delivered=False)
     assert -1 == shard._received[0]
