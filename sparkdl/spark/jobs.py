@@ -193,7 +193,7 @@ class Job:
         try:
             self._cluster.tag(self._tag)
             self._cluster.describe(self._description)
-            with task_logs.hidden(self._cluster.log_context):
+            with task_logs.hidden(self._cluster.log_context, self._tag):
                 self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed over to the thread that waits
             self.error = error

@@ -67,12 +67,17 @@ def last_finish(bar: Any) -> Any:
     return _field(bar, "lastFinishTime")  # Spark 3.5 to 4.3
 
 
+def stage_ids(context: Any, tag: str) -> list[int]:
+    """Return the numbers of the stages of the jobs with a tag, also of jobs that have ended."""
+    tracker = _scala(context).statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
+    return sorted({int(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()})
+
+
 def stages_of(context: Any, tag: str) -> list[tuple[bool, int]]:
     """Return, for each stage of the jobs with a tag, True if it was submitted, and its number of tasks."""
     tracker = _scala(context).statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
-    ids = sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()})
-    stages = [tracker.getStageInfo(stage) for stage in ids]
+    stages = [tracker.getStageInfo(stage) for stage in stage_ids(context, tag)]
     return [(each.get().submissionTime() > 0, each.get().numTasks()) for each in stages if each.isDefined()]
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sparkdl.spark import spark_internals
 
@@ -19,25 +20,26 @@ LOGGERS = (
     "org.apache.spark.api.python.PythonRunner",  # "This may have been caused by a prior exception"
 )
 # Spark ends the Python process of a killed task after 2 s (spark.python.task.killTimeout). A call that fails
-# waits for that.
+# waits for that. On a busy machine it takes longer: the lines about the tasks of such a call stay hidden.
 SETTLE_SECONDS = 2.5
-# On a busy machine it takes longer. The loggers stay off until then, but the call does not wait.
-LONGEST_SECONDS = 30.0
-# Spark logs the failure of a task from another thread, after the task has ended.
-LOG_SECONDS = 1.0
 _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # the number of jobs that need them off
+_failed: dict[Any, set[int]] = {}  # the stages of failed jobs, until the loggers are restored
+_filtered: WeakKeyDictionary[Any, list[str]] = (
+    WeakKeyDictionary()
+)  # the loggers without the lines of failed jobs
 
 
 @contextmanager
-def hidden(context: Any) -> Iterator[None]:
+def hidden(context: Any, tag: str) -> Iterator[None]:
     """Hide Spark's progress bar and the lines of ``LOGGERS`` in a ``with`` block that runs a job.
 
     Loggers whose level the user set stay as they are.
 
     Args:
         context: the SparkContext; None over Spark Connect, whose server has its own log.
+        tag: the tag of the job.
     """
     if context is None:
         yield
@@ -47,36 +49,32 @@ def hidden(context: Any) -> Iterator[None]:
         if _jobs[context] == 1:
             _quiet[context] = _silence(context)
         _hide_bar(context, hidden=True)
+    stages: list[int] = []
     try:
         yield
     except BaseException:
-        (_release_later if _settle(context, SETTLE_SECONDS) else _release)(context)
+        with suppress(Exception):  # Spark 3.5 does not find jobs by their tags; Spark may have been stopped
+            stages = spark_internals.stage_ids(context, tag)
+        _settle(context)
         raise
-    _release(context)
+    finally:
+        _release(context, stages)
 
 
-def _release(context: Any) -> None:
-    """Restore the loggers and the progress bar, unless another job needs them off."""
+def _release(context: Any, failed: list[int]) -> None:
+    """Restore the loggers and the progress bar, unless another job needs them off.
+
+    Args:
+        context: the SparkContext.
+        failed: stages whose tasks may still run. Lines about them stay hidden.
+    """
     with _lock:
         _jobs[context] -= 1
         _hide_bar(context, hidden=bool(_jobs[context]))  # again: the end of a job brings it back
+        _failed.setdefault(context, set()).update(failed)
         if not _jobs[context]:
             del _jobs[context]
-            _restore(context, _quiet.pop(context))
-
-
-def _release_later(context: Any) -> None:
-    """Restore the loggers in a new thread, once no task runs and the last line is logged."""
-
-    def wait() -> None:
-        _settle(context, LONGEST_SECONDS)
-        time.sleep(LOG_SECONDS)
-        _release(context)
-
-    try:
-        threading.Thread(target=wait, name="sparkdl-task-logs", daemon=True).start()
-    except RuntimeError:  # The process cannot start more threads.
-        _release(context)
+            _restore(context, _quiet.pop(context), _failed.pop(context))
 
 
 def _hide_bar(context: Any, *, hidden: bool) -> None:
@@ -91,29 +89,40 @@ def _silence(context: Any) -> list[str]:
         log4j = spark_internals.jvm(context).org.apache.logging.log4j
         known = log4j.LogManager.getContext(False).getConfiguration().getLoggers()
         for name in LOGGERS:
-            if not known.containsKey(name):
+            if not known.containsKey(name) or name in _filtered.get(context, ()):
                 log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
                 switched.append(name)
     return switched
 
 
-def _restore(context: Any, switched: list[str]) -> None:
+def _restore(context: Any, switched: list[str], failed: set[int]) -> None:
+    """Switch loggers on again, except for the lines about tasks of failed stages."""
     with suppress(Exception):  # Spark may have been stopped
         log4j = spark_internals.jvm(context).org.apache.logging.log4j
         loggers = log4j.LogManager.getContext(False)
+        configuration = loggers.getConfiguration()
         for name in switched:
-            loggers.getConfiguration().removeLogger(name)
+            configuration.removeLogger(name)
+            if failed:
+                logger = log4j.core.config.LoggerConfig(name, None, True)
+                logger.addFilter(_filter(log4j, failed))
+                configuration.addLogger(name, logger)
+        _filtered[context] = switched if failed else []
         loggers.updateLoggers()
 
 
-def _settle(context: Any, seconds: float) -> bool:
-    """Wait up to ``seconds`` until no task runs; return False if the application has stopped."""
-    deadline = time.monotonic() + seconds
-    try:
+def _filter(log4j: Any, stages: set[int]) -> Any:
+    """Return a filter that rejects Spark's lines about the tasks of stages."""
+    pattern = rf"(?s).*\bin stage ({'|'.join(map(str, sorted(stages)))})\b.*"
+    result = log4j.core.Filter.Result
+    return log4j.core.filter.RegexFilter.createFilter(pattern, None, False, result.DENY, result.NEUTRAL)
+
+
+def _settle(context: Any) -> None:
+    """Wait up to SETTLE_SECONDS until no task runs."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with suppress(Exception):  # the JVM or the application is gone
         while any(each.numRunningTasks() for each in spark_internals.executors(context)):
             if time.monotonic() > deadline:
-                break
+                return
             time.sleep(0.05)
-        return not spark_internals.is_stopped(context)
-    except Exception:  # noqa: BLE001 - the JVM or the application is gone
-        return False
