@@ -82,11 +82,11 @@ class Snapshots(ABC):
         )
 
     def present(self) -> Snapshot:
-        """Return the committed snapshot with the current center in it."""
+        """Return the committed snapshot with the current center and progress in it."""
         parameters, statistics, version = self.aggregation.snapshot()
         rule = self.aggregation.state
         center = {"parameters": parameters, "statistics": statistics, "version": version, "rule": rule}
-        return replace(self.committed, **center)
+        return replace(self.committed, progress=self.schedule.progress, **center)
 
     def check_rule(self, update: Update) -> None:
         """Refuse a report whose state of the rule is not one, before the report is booked.

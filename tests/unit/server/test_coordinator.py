@@ -780,12 +780,14 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_stopped_run_has_its_last_merge(mode):
-    """A stopped run returns the center of its last merge."""
+    """A stopped run returns the center of its last merge, and the progress that this merge counts for."""
     store = begun(store_of(mode, size=1))
     push(store, 0, [4.0])
     store.stop()
+    snapshot = store.stopped_snapshot()
 
-    assert [4.0] == store.stopped_snapshot().parameters.tolist()
+    assert [4.0] == snapshot.parameters.tolist()
+    assert 0 < store.progress == snapshot.progress
 
 
 def test_a_stopped_gang_of_replicas_tells_its_weights():
