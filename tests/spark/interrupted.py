@@ -27,6 +27,11 @@ random = np.random.default_rng(7)
 x = random.normal(size=(ROWS, 6)).astype("float32")
 y = (x[:, :1] > 0).astype("float32")
 LONG = 60  # seconds that an interrupted call would take
+MODES = {  # a moment may end with the name of one
+    "asynchronous": {"mode": "asynchronous", "merge": "sum"},
+    "in rounds of 3": {"frequency": 3, "merge": "average"},
+}
+RATE = 2.0**-6
 
 
 def model_of(*, built=True):
@@ -34,6 +39,14 @@ def model_of(*, built=True):
     layers = [keras.layers.Dense(12, activation="tanh"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((6,)), *layers] if built else layers)
     model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+def counting_model():
+    """Return a model whose weight counts the steps, each of them ``RATE``, whatever their order."""
+    layers = [keras.Input((6,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(RATE), "mae")
     return model
 
 
@@ -78,6 +91,17 @@ class InBatch(At):
             self._reached("on_train_batch_end")
 
 
+class Ended(keras.callbacks.Callback):
+    """A callback that counts the epochs that have ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+
 class Cases:
     """The calls to interrupt, by name, and the checks of what they leave behind."""
 
@@ -86,18 +110,24 @@ class Cases:
         self.context = self.session.sparkContext
         handler = signal.getsignal(signal.SIGINT)
         self.handler = handler if callable(handler) else signal.default_int_handler
+        self.ended = Ended()
         self.fit(model_of(), epochs=1)
+        self.shares = {}
+        for mode in MODES:
+            self.fit(model := counting_model(), mode=mode, epochs=1)
+            self.shares[mode] = counted(model) / STEPS
         self.before = on_the_driver(self.session)
 
-    def fit(self, model, *, epochs=100_000, callbacks=(), data=(x, y), verbose=0, **settings):
-        spark_model = SparkModel(model, num_workers=2)
+    def fit(self, model, *, mode="", epochs=100_000, callbacks=(), data=None, verbose=0, **settings):
+        spark_model = SparkModel(model, num_workers=2, **MODES.get(mode, {}))
+        default = (np.ones_like(x), np.full_like(y, 1e9)) if mode else (x, y)
         spark_model.fit(
-            *data,
+            *(data or default),
             batch_size=BATCH,
             epochs=epochs,
             shuffle=False,
             verbose=verbose,
-            callbacks=list(callbacks),
+            callbacks=[self.ended, *callbacks],
             **settings,
         )
 
@@ -128,7 +158,7 @@ class Cases:
     def slow_job(self):
         self.context.parallelize(range(2), 2).foreach(lambda _: time.sleep(LONG))
 
-    def make(self, case, moment, model):
+    def make(self, case, moment, model, mode):
         """Return the call to interrupt for a case."""
         now = str(self.folder / f"{case}.now")
 
@@ -137,7 +167,9 @@ class Cases:
 
         def fit(*arguments, kind=At, **options):
             validation = {"validation_data": (x, y)} if "validation" in moment else {}
-            return lambda: self.fit(model, callbacks=[kind(*arguments, mark, **options)], **validation)
+            return lambda: self.fit(
+                model, mode=mode, callbacks=[kind(*arguments, mark, **options)], **validation
+            )
 
         def looked():
             self.once_a_job_runs(mark)
@@ -151,7 +183,7 @@ class Cases:
 
         def at_random():
             mark()
-            self.fit(model)
+            self.fit(model, mode=mode)
 
         def waits(worker):
             open(now, "w").close()
@@ -181,8 +213,9 @@ class Cases:
 
     def begin(self, case, moment):
         """Make the call of a case; it will be interrupted."""
-        self.model = model_of()
-        call = self.make(case, moment, self.model)
+        moment, _, self.mode = moment.partition(", ")
+        self.model, self.ended.epochs = counting_model() if self.mode else model_of(), 0
+        call = self.make(case, moment, self.model, self.mode)
         try:
             call()
         finally:
@@ -209,7 +242,10 @@ class Cases:
 
     def report(self, case, **report):
         """Write a report of what a call left behind, after checking that the next fit works."""
-        report |= {"left": self.left(), "wrong": self.wrong(self.model)}
+        wrong = self.miscounted(self.model) if self.mode else self.wrong(self.model)
+        steps = int(self.model.optimizer.iterations)
+        lacking = self.ended.epochs * STEPS - steps - bool(self.mode)  # a fraction of a step may be missing
+        report |= {"left": self.left(), "wrong": wrong, "lacking": max(0, lacking)}
         self.fit(model_of(), epochs=1)
         part = self.folder / f"{case}.part"
         part.write_text(json.dumps(report))
@@ -238,6 +274,16 @@ class Cases:
         pairs = list(zip(model.get_weights(), reference.get_weights(), start, strict=True))
         moved = max(np.abs(r - s).max() for _, r, s in pairs)
         return float(max(np.abs(w - r).max() for w, r, _ in pairs) / (moved or 1))
+
+    def miscounted(self, model):
+        """Return the number of steps by which a counting model differs from its number of iterations."""
+        difference = counted(model) / self.shares[self.mode] - int(model.optimizer.iterations)
+        return max(0.0, abs(difference) - 1) + counted(model) % 1
+
+
+def counted(model):
+    """Return the number of steps that a counting model has taken, also by several workers in parallel."""
+    return float(model.get_weights()[0][0, 0]) / RATE
 
 
 if __name__ == "__main__":

@@ -40,6 +40,18 @@ MOMENTS = [
     "in predict",
     "in transform",
     "in run",
+    "in an epoch, asynchronous",
+    "in validation, asynchronous",
+    "in an epoch, in rounds of 3",
+    "at an epoch's end, in rounds of 3",
+]
+SOME = [
+    ("in an epoch", 2),
+    ("in an epoch, asynchronous", 1),
+    ("in a callback", 20),
+    ("in an epoch, in rounds of 3", 2),
+    ("in a job of a callback", 1),
+    ("before the job", 20),
 ]
 BAR = "while a bar is drawn"
 COLUMNS = 80
@@ -47,7 +59,6 @@ EARLIER = (  # the lines of a fit above its bar; a terminal breaks long lines, s
     r"Livepage:http://\S+\(worksonce\)2workers\S+stepsperepoch\."
     r"(Epoch\d/100000-[\d.]+s-[\d,]+rows/s-loss:[\d.e-]+)+"
 )
-SOME = [("in an epoch", 2), ("in a callback", 20), ("in a job of a callback", 1), ("before the job", 20)]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
@@ -171,6 +182,7 @@ def faults_of(moment, report, shown):
             f"took {report['took']:.1f} s": report["took"] > SECONDS,
             f"left {report['left']}": report["left"],
             f"weights are wrong by {report['wrong']}": report["wrong"] > 1e-4,
+            f"{report['lacking']} steps of epochs that have ended are missing": report["lacking"],
             f"said {line}": line.strip() != LINE,
             f"showed {trace}": "Traceback" in trace or not trace.endswith("KeyboardInterrupt\n"),
         }.items()
@@ -191,11 +203,18 @@ def require_clean(folder, cases, *, terminal):
     return seconds
 
 
+def random_cases():
+    """Return fifty cases at random moments of the first seconds of a fit, in any mode."""
+    dice = random.Random(38)
+    kinds = ["at random", "at random, asynchronous", "at random, in rounds of 3"]
+    return [(dice.choice(kinds), dice.choice([1, 2, 20]), dice.uniform(0, 4)) for _ in range(50)]
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
 def test_a_call_ends_once_and_leaves_nothing(tmp_path, terminal):
     """KeyboardInterrupt comes soon, with one whole line on the terminal; the model holds the last merge."""
-    require_clean(tmp_path, [*SOME[:2], (BAR, 1)] if terminal else SOME[2:], terminal=terminal)
+    require_clean(tmp_path, [*SOME[:3], (BAR, 1)] if terminal else SOME[3:], terminal=terminal)
 
 
 @pytest.mark.whole
@@ -210,10 +229,7 @@ def test_every_moment(tmp_path, terminal, presses):
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "script"])
 def test_random_moments(tmp_path, terminal):
     """A fit can be interrupted at any of fifty random moments of its first seconds."""
-    dice = random.Random(38)
-    cases = [("at random", dice.choice([1, 2, 20]), dice.uniform(0, 4)) for _ in range(50)]
-
-    seconds = sorted(require_clean(tmp_path, cases, terminal=terminal))
+    seconds = sorted(require_clean(tmp_path, random_cases(), terminal=terminal))
 
     logger.info("Median %.2f s, longest %.2f s.", seconds[len(seconds) // 2], seconds[-1])
 
@@ -256,21 +272,26 @@ class Notebook:
         self.manager.cleanup_resources()
 
 
-ALL = [pytest.param([(moment, n) for n in (1, 2, 20) for moment in MOMENTS], marks=pytest.mark.whole)]
+EVERY = [(moment, presses) for presses in (1, 2, 20) for moment in MOMENTS]
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("cases", [[("in an epoch", 20), ("in evaluate", 1)], *ALL], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "cases",
+    [[("in an epoch", 20), ("in evaluate", 1), ("at random, asynchronous", 2, 1.5)], EVERY, random_cases()],
+    ids=["some", "every", "random"],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_cell_of_a_notebook(tmp_path, cases):
     """An interrupted cell ends with KeyboardInterrupt, and the next cell's fit works."""
     pytest.importorskip("ipykernel")
-    notebook = Notebook(tmp_path)
+    notebook, faults = Notebook(tmp_path), {}
     try:
         assert notebook.run(f"import interrupted; cases = interrupted.Cases({str(tmp_path)!r})")[1] is None
-        for case, (moment, presses) in enumerate(cases):
+        for case, (moment, presses, *delay) in enumerate(cases):
             request = notebook.client.execute(f"cases.begin({case}, {moment!r})")
             assert eventually((tmp_path / f"{case}.now").exists, 120)
+            time.sleep(sum(delay))
             begun = time.time()
             for _ in range(presses):
                 notebook.manager.interrupt_kernel()
@@ -279,13 +300,11 @@ def test_a_cell_of_a_notebook(tmp_path, cases):
                     break
             printed, raised = notebook.end(request)
             took = time.time() - begun
-            assert "KeyboardInterrupt" == raised, moment
-            assert SECONDS > took, moment
-            assert 1 == printed.count(LINE), moment
-            assert "Traceback" not in printed, moment
             assert notebook.run(f"cases.report({case})")[1] is None, moment
-            report = json.loads((tmp_path / f"{case}.json").read_text())
-            assert {} == report["left"], moment
-            assert 1e-4 > report["wrong"], moment
+            report = json.loads((tmp_path / f"{case}.json").read_text()) | {"raised": raised, "took": took}
+            shown = f"{printed}Traceback (most recent call last):\n{raised}\n"  # the kernel sends it apart
+            if found := faults_of(moment, report, shown):
+                faults[case, moment, presses, *delay] = found
     finally:
         notebook.close()
+    assert {} == faults
