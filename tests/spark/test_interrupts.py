@@ -302,7 +302,9 @@ def test_a_cell_of_a_notebook(tmp_path, cases):
             took = time.time() - begun
             assert notebook.run(f"cases.report({case})")[1] is None, moment
             report = json.loads((tmp_path / f"{case}.json").read_text()) | {"raised": raised, "took": took}
-            shown = f"{printed}Traceback (most recent call last):\n{raised}\n"  # the kernel sends it apart
+            lines = [line for line in printed.splitlines() if line == LINE or "Traceback" in line]
+            lines += ["Traceback (most recent call last):", raised, ""]  # which the kernel sends by itself
+            shown = "\n".join(lines)
             if found := faults_of(moment, report, shown):
                 faults[case, moment, presses, *delay] = found
     finally:
