@@ -1,8 +1,9 @@
 """Measure leaks in a driver over many calls: memory, objects, threads, descriptors, JVM heap and files.
 
 Each kind of call is repeated in its own process. Measures are taken every few calls, after garbage
-collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first tenth of the
-calls, per 100 calls, with its 95 % interval.
+collections in Python and in the JVM. ``slope`` is that of a least-squares line after the first ten calls, per
+100 calls, with its 95 % interval. ``files`` are those below the process's own temporary folder, which Spark
+uses too.
 
     python benchmarks/many_calls.py --results benchmarks/RESULTS.md
 """
@@ -28,6 +29,7 @@ CALLS = {
     "count in foreachBatch": 100,  # no fit: the heap that Spark itself keeps of a stream
     "fit in foreachBatch": 100,
 }
+FIRST = 10  # calls before the slopes begin
 CONTROL = "count in foreachBatch"  # its slopes are added to the bars of the kind after it
 MEASURES = "RSS, MB", "objects", "threads", "descriptors", "JVM heap, MB", "files"
 SMALL, LARGE = 64, 3200  # widths of two Dense layers; the larger ones take 40 MB
@@ -50,14 +52,13 @@ def measures_of(spark) -> list[float]:
     gc.collect()
     runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
     runtime.gc()
-    folders = {spark.sparkContext._temp_dir, tempfile.gettempdir()}
     return [
         int(status_of("VmRSS")) / 1000,
         len(gc.get_objects()),
         threading.active_count(),
         len(os.listdir("/proc/self/fd")),
         (runtime.totalMemory() - runtime.freeMemory()) / 1e6,
-        sum(len(files) for folder in folders for _, _, files in os.walk(folder)),
+        sum(len(files) for _, _, files in os.walk(tempfile.gettempdir())),
     ]
 
 
@@ -80,6 +81,7 @@ def measure(kind: str, calls: int) -> list[list[float]]:
     builder = builder.config("spark.ui.retainedJobs", "10").config("spark.ui.retainedStages", "10")
     builder = builder.config("spark.sql.ui.retainedExecutions", "2").config("spark.driver.memory", "2g")
     builder = builder.config("spark.sql.streaming.numRecentProgressUpdates", "2")
+    builder = builder.config("spark.local.dir", tempfile.gettempdir())
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     x = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
@@ -90,6 +92,7 @@ def measure(kind: str, calls: int) -> list[list[float]]:
     every, found = max(1, calls // 30), []
 
     def note(number: int) -> None:
+        spark_model.training_histories.clear()  # one dict for each fit, as documented
         if number % every == 0:
             found.append([number, *measures_of(spark)])
 
@@ -126,11 +129,11 @@ def measure(kind: str, calls: int) -> list[list[float]]:
 
 
 def slope_of(found: list[list[float]], place: int) -> tuple[float, float]:
-    """Return the slope of a measure per 100 calls after the first tenth, and half of its 95 % interval."""
+    """Return the slope of a measure per 100 calls after the first ten, and half of its 95 % interval."""
     import numpy as np
 
     rows = np.array(found)
-    rows = rows[rows[:, 0] > rows[-1, 0] / 10]
+    rows = rows[rows[:, 0] >= FIRST]
     calls, values = rows[:, 0] / 100, rows[:, 1 + place]
     centred = calls - calls.mean()
     slope = centred @ values / (centred @ centred)
@@ -160,7 +163,7 @@ def main() -> None:
                 for place, (name, bar) in enumerate(BARS.items())
             }
         print(f"# {kind}: done", flush=True)
-    header = ["calls", "measure", "after a tenth", "at the end", "slope per 100 calls", "bar"]
+    header = ["calls", "measure", f"after {FIRST} calls", "at the end", "slope per 100 calls", "bar"]
     words = (
         f"Two workers, {ROWS} rows. {harness.machine({'sparkdl': sys.executable})} The bars of the last kind "
         "include the slopes of a stream that only counts rows, which are Spark's own."
@@ -171,10 +174,11 @@ def main() -> None:
 def lines_of(title: str, found: list[list[float]], bars: dict[str, float]) -> list[list[str]]:
     """Return the lines of the table for one kind of call."""
     lines = []
+    first = next(row for row in found if row[0] >= FIRST)
     for place, name in enumerate(MEASURES):
         slope, interval = slope_of(found, place)
         level = slope - interval <= 0 or slope <= bars[name]
-        ends = [f"{found[index][1 + place]:,.0f}" for index in (len(found) // 10, -1)]
+        ends = [f"{row[1 + place]:,.0f}" for row in (first, found[-1])]
         bar = "" if title.startswith(CONTROL) else verdict(f"0 ± noise, or ≤ {bars[name]:.1f}", level)
         lines.append([title, name, *ends, f"{slope:+,.1f} ± {interval:,.1f}", bar])
     return lines
