@@ -17,6 +17,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -363,6 +364,13 @@ def import_keras(*, quietly: bool = False) -> None:
     """
     if "keras" in sys.modules:
         return
+    # Exceptions that libraries catch during the import stay with their frames. In a thread of its own, those
+    # frames do not lead to the frames of the task, which would keep its rows and the token of its run.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_import_frozen, quietly).result()
+
+
+def _import_frozen(quietly: bool) -> None:
     optional = {"IPython", "matplotlib", "pandas", "sklearn"} - sys.modules.keys()
     collects = gc.isenabled()
     gc.disable()

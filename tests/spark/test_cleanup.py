@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from bombs import Bomb, hang, kill, kill_executor
-from leaks import on_the_driver
+from leaks import in_the_workers, kept_since, objects_of_fits, on_the_driver
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
@@ -34,21 +34,6 @@ def blocks(spark):
     return {name for name in files if "python" in name or name.startswith("shuffle")}
 
 
-def in_the_workers(spark):
-    """Return the leftovers of a fit in the Python workers, found by a Spark job."""
-
-    def look(_):
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkdl")]
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        files = [line for line in maps if line.endswith("(deleted)") and "/dev/" not in line]
-        for link in Path("/proc/self/fd").iterdir():
-            if link.is_symlink() and "(deleted)" in os.readlink(link):
-                files.append(os.readlink(link))
-        return [*threads, *files]
-
-    return spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
-
-
 @pytest.fixture(scope="session")
 def warm(spark, problem):
     """Run a first fit, so that its lasting resources, such as JVM threads, exist before all tests."""
@@ -62,7 +47,7 @@ def nothing_is_left(warm, spark, problem, eventually):
     Yields the files of broadcasts and shuffles that may stay.
     """
     model = SparkModel(problem.model(), num_workers=2)
-    before, held = on_the_driver(spark), blocks(spark)
+    before, held, objects = on_the_driver(spark), blocks(spark), objects_of_fits()
     yield held
 
     def left():
@@ -76,6 +61,7 @@ def nothing_is_left(warm, spark, problem, eventually):
     eventually(lambda: not blocks(spark) - held, 10)
     assert blocks(spark) - held == set()
     assert in_the_workers(spark) == []
+    assert kept_since(objects) == []
     assert eventually(
         lambda: application_of().slots() >= 2
     )  # after an executor was killed, another one starts
@@ -92,6 +78,13 @@ def test_after_a_fit(spark, problem, frames, kind, mode):
     SparkModel(problem.model(), mode=mode, num_workers=2).fit(
         *data[kind], epochs=2, verbose=0, validation_split=0.2
     )
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("placement", ["executors", "worker"])
+def test_after_a_fit_that_workers_serve(problem, placement):
+    """Shards and an endpoint in a worker end with their fit."""
+    SparkModel(problem.model(), num_workers=2, placement=placement).fit(problem.x, problem.y, verbose=0)
 
 
 def test_after_a_fit_that_fails(problem):
