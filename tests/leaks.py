@@ -11,8 +11,7 @@ from pathlib import Path
 # Modules of the objects that belong to one fit. Those of replicas are not among them: each worker keeps a few
 # (see tests/keras/test_model_cache.py). The user's History keeps the record of its fit.
 OF_A_FIT = (
-    "cheroot.",
-    "flask.",
+    "flask.app",
     "sparkdl.driver.",
     "sparkdl.server.",
     "sparkdl.spark.jobs",

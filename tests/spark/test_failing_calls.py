@@ -26,19 +26,21 @@ import pytest
 from failing import REMOVES, Failing, failures_at
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from leaks import on_the_driver
+from leaks import in_the_workers, on_the_driver
 from pyspark import TaskContext
 
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
 from sparkdl.errors import SparkDLError
 
 WORKERS, ROWS, BATCH, EPOCHS = 2, 64, 8, 2
 SECONDS = 60  # a longer fit counts as hung
 SETTINGS = {
-    "synchronous-batch": ("synchronous", "batch", None),
-    "synchronous-3": ("synchronous", 3, "average"),
-    "asynchronous-3": ("asynchronous", 3, "sum"),
-    "hogwild-batch": ("hogwild", "batch", "sum"),
+    "synchronous-batch": {},
+    "synchronous-3": {"frequency": 3, "merge": "average"},
+    "asynchronous-3": {"mode": "asynchronous", "frequency": 3, "merge": "sum"},
+    "hogwild-batch": {"mode": "hogwild", "merge": "sum"},
+    "tls": {"network": Network(tls=True)},
+    "executors": {"placement": "executors"},
 }
 WORDS = {  # expected in the error that ends a fit
     "ENOSPC": [os.strerror(errno.ENOSPC)],
@@ -48,9 +50,9 @@ WORDS = {  # expected in the error that ends a fit
     "MemoryError": ["memory"],
 }
 CORE = re.compile(  # what counts, merges, sends and writes
-    r"cheroot/|sparkdl/(core/(packing|sparse_gradients|vectors)|data/(array_blocks|spill)|"
-    r"driver/(checkpoint|lease|remote_server|serving)|rules/|server/|spark/files|transport/|"
-    r"worker/(hosted_server|task_rows))"
+    r"cheroot/|sparkdl/(core/(buffer_pool|packing|sparse_gradients|vectors)|data/(array_blocks|spill)|"
+    r"driver/(checkpoint|lease|remote_server|serving)|rules/|server/|spark/(files|folders)|transport/|"
+    r"worker/(hosted_server|shards|task_rows))"
 )
 logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.classic, pytest.mark.timeout(3600)]
@@ -93,24 +95,16 @@ def armed(log, site=None, kind=None, number=0):
 
 def fit(spark, setting, *, folder=None, watch=None):
     """Train on rows that sum exactly in binary; return the weight and its expected value."""
-    mode, frequency, merge = setting
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
     model.compile(keras.optimizers.SGD(2.0**-6), loss)
     x = np.arange(1, ROWS + 1, dtype=np.float32)[:, None]
-    data, options = (x, x), {"validation_data": (x, x)} if mode == "synchronous" else {}
+    data, options = (x, x), {} if "mode" in setting else {"validation_data": (x, x)}
     if watch is not None:
         rdd = spark.sparkContext.parallelize(list(zip(x, x, strict=True)), WORKERS)
         data, options = (rdd.mapPartitions(watch),), {"preserve_partitions": True}
-    spark_model = SparkModel(
-        model,
-        mode=mode,
-        frequency=frequency,
-        merge=merge,
-        num_workers=WORKERS,
-        custom_objects={"loss": loss},
-    )
+    spark_model = SparkModel(model, num_workers=WORKERS, custom_objects={"loss": loss}, **setting)
     try:
         spark_model.fit(
             *data,
@@ -123,7 +117,7 @@ def fit(spark, setting, *, folder=None, watch=None):
         )
     finally:
         weight = float(model.get_weights()[0][0, 0])
-    share = WORKERS if merge == "average" else 1
+    share = WORKERS if setting.get("merge") == "average" else 1
     return weight, EPOCHS * float(x.sum()) / BATCH / share * 2.0**-6
 
 
@@ -155,7 +149,8 @@ def left_of(spark, before, eventually):
         return {name: values for name, values in new.items() if values}
 
     eventually(lambda: not left(), 5)
-    return left()
+    found, workers = left(), in_the_workers(spark)
+    return found | {"workers": workers} if workers else found
 
 
 class Case(NamedTuple):
@@ -271,8 +266,11 @@ def test_some_calls_fail(sites, try_one, place, request):
 @pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("place", ["driver", "worker"])
-def test_every_call_of_what_books_and_writes_fails(sites, try_one, place, setting):
-    """A fit survives the first call of each site in the core modules failing in every possible way."""
+def test_every_call_of_what_books_and_writes_fails(sites, try_one, place, setting, record_property):
+    """A fit survives the first call of each site in the core modules failing in every possible way.
+
+    ``pytest -rP`` shows how many failures were tried, and ``--junit-xml`` records it.
+    """
     faults, tried = {}, 0
     for site in sites(place, setting):
         for kind in kinds_of(place, site) if CORE.match(site) else ():
@@ -280,5 +278,6 @@ def test_every_call_of_what_books_and_writes_fails(sites, try_one, place, settin
             if found := try_one(case := Case(place, setting, site, kind)):
                 faults[case] = found
                 logger.error("%s: %s", case, found)
-    logger.info("%d failures were tried.", tried)
+    record_property("failures tried", tried)
+    print(f"{place}, {setting}: {tried} failures were tried.")  # noqa: T201 - for -rP
     assert {} == faults
