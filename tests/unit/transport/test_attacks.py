@@ -9,18 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import LAYOUT, begun, state_of, store_of, together, update_of
+from stores import LAYOUT, RUN, begun, state_of, store_of, together, update_of
 
 from sparkdl.server import http_server
 from sparkdl.server.divergence import STRIKES
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import connections, messages, tls
-from sparkdl.transport.client import HttpExchange
+from sparkdl.transport.client import RETRIES, Connection, HttpExchange
 from sparkdl.transport.exchange import Endpoint
 
 LORISES = 1000
@@ -128,17 +129,18 @@ def test_heads_near_the_limit_take_no_thread(store, size, encrypted):
 
 
 FLOOD = """
-import resource, socket, sys, urllib.request
-port, count, socks = int(sys.argv[1]), int(sys.argv[2]), []
+import resource, socket, ssl, sys, urllib.request
+port, count, scheme, socks = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], []
 resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 for _ in range(count):
     socks.append(socket.socket())
     socks[-1].setblocking(False)
     socks[-1].connect_ex(("127.0.0.1", port))
 for _ in range(3):
-    ask = urllib.request.Request(f"http://127.0.0.1:{port}/v1/ping")
+    ask = urllib.request.Request(f"{scheme}://127.0.0.1:{port}/v1/ping")
     ask.add_header("Authorization", "Bearer secret")
-    print(urllib.request.urlopen(ask, timeout=30).status)
+    context = ssl._create_unverified_context() if scheme == "https" else None
+    print(urllib.request.urlopen(ask, timeout=30, context=context).status)
 """
 
 
@@ -147,23 +149,27 @@ LARGER = itertools.product((256, 1024, 4096), (1000, 3000, 8000))
 
 
 @pytest.mark.one_case
+@pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize(
     ("room", "count"), [*FLOODS, *(pytest.param(*flood, marks=pytest.mark.whole) for flood in LARGER)]
 )
-def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd, room, count):
+def test_more_connections_than_open_files_stop_nobody(store, caplog, capfd, room, count, encrypted):
     """The oldest connections are closed to make room for a worker's, and one log line says so.
 
     ``room`` is the number of files that the process may open in addition to those already open.
     """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
-    with closing(exchange):
+    context, certificate = tls.server_context() if encrypted else (None, b"")
+    with ExitStack() as stack:
+        app = make_app(store, "secret", Traffic())
+        port = stack.enter_context(serve(app, "127.0.0.1", 0, 2, context))
+        endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run, certificate)
+        exchange = stack.enter_context(closing(HttpExchange(endpoint, 0, 1, 1, LAYOUT)))
         exchange(update_of(store, 0, np.ones(5)))
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, limits[1]))
         try:
-            flood = subprocess.Popen(
-                [sys.executable, "-c", FLOOD, str(port), str(count)], stdout=subprocess.PIPE, text=True
-            )
+            command = [sys.executable, "-c", FLOOD, str(port), str(count), "https" if encrypted else "http"]
+            flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             replies = [
                 exchange(update_of(store, 0, np.ones(5), sequence=number, base_version=number))
                 for number in range(1, 20)
@@ -177,6 +183,60 @@ def test_more_connections_than_open_files_stop_nobody(store, port, caplog, capfd
     logged = [text for text in caplog.messages if "Closing connections without a request" in text]
     assert 1 == len(logged)
     assert ("", "") == capfd.readouterr()
+
+
+REPOSITORY = Path(__file__).parents[3]
+KINDS = ["flood", "heads", "silent", "halves", "slow", "tokens", "noise"]  # of benchmarks/attacks.py
+SERVED = "tests/unit/transport/attacked.py"
+BEAT = {"worker": 0, "generation": 1, "attempt": 1, "epoch": 0, "rows": 0, "retries": 0, "log": []}
+BEAT |= {"running": [], "seconds": [], "intervals": [], "ahead": 0.0}
+LAW = 2.0  # seconds in which a worker's heartbeat is answered
+
+
+@contextmanager
+def attacked(kind, encrypted):
+    """Yield the endpoint of a server that a process attacks. It may open 60 more files."""
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
+    command = [sys.executable, str(REPOSITORY / SERVED), "60", *["tls"] * encrypted]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, env=environment, **pipes)
+    try:
+        port, _, certificate = server.stdout.readline().rstrip("\n").partition(" ")
+        command = [sys.executable, str(REPOSITORY / "benchmarks/attacks.py"), "--attack", kind]
+        attackers = subprocess.Popen([*command, "--port", port, *["--encrypted"] * encrypted])
+        try:
+            yield Endpoint("127.0.0.1", int(port), "secret", RUN, bytes.fromhex(certificate))
+        finally:
+            attackers.kill()
+            attackers.wait()
+    finally:
+        _, said = server.communicate(timeout=60)
+        assert len(said.splitlines()) <= 10, said
+
+
+def longest_heartbeat(endpoint, seconds=3.0):
+    """Return the longest time that a heartbeat takes, on a connection that is kept or on a new one."""
+    ends, longest = time.monotonic() + seconds, 0.0
+    with closing(Connection(endpoint, RETRIES)) as kept:
+        while time.monotonic() < ends:
+            with closing(Connection(endpoint, RETRIES)) as new:
+                for connection in (kept, new):
+                    begun_at = time.monotonic()
+                    assert 200 == connection.call("/v1/heartbeat", **BEAT)[0]
+                    longest = max(longest, time.monotonic() - begun_at)
+    return longest
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_heartbeat_is_answered_in_time_whatever_strangers_send(kind, encrypted):
+    """A heartbeat is answered within 2 s during each attack.
+
+    In one of two measurements, a slow spell of the machine may take longer.
+    """
+    with attacked(kind, encrypted) as endpoint:
+        assert LAW > min(longest_heartbeat(endpoint), longest_heartbeat(endpoint))
 
 
 @pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
