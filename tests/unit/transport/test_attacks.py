@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import LAYOUT, RUN, begun, state_of, store_of, together, update_of
+from served import BEAT, served
+from stores import LAYOUT, begun, state_of, store_of, together, update_of
 
 from sparkdl.server import http_server
 from sparkdl.server.divergence import STRIKES
@@ -185,33 +186,22 @@ def test_more_connections_than_open_files_stop_nobody(store, caplog, capfd, room
     assert ("", "") == capfd.readouterr()
 
 
-REPOSITORY = Path(__file__).parents[3]
-KINDS = ["flood", "heads", "silent", "halves", "slow", "tokens", "noise"]  # of benchmarks/attacks.py
-SERVED = "tests/unit/transport/attacked.py"
-BEAT = {"worker": 0, "generation": 1, "attempt": 1, "epoch": 0, "rows": 0, "retries": 0, "log": []}
-BEAT |= {"running": [], "seconds": [], "intervals": [], "ahead": 0.0}
+ATTACKS = Path(__file__).parents[3] / "benchmarks/attacks.py"
+KINDS = ["flood", "heads", "silent", "halves", "slow", "tokens", "noise"]
 LAW = 2.0  # seconds in which a worker's heartbeat is answered
 
 
 @contextmanager
 def attacked(kind, encrypted):
     """Yield the endpoint of a server that a process attacks. It may open 60 more files."""
-    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
-    command = [sys.executable, str(REPOSITORY / SERVED), "60", *["tls"] * encrypted]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    server = subprocess.Popen(command, env=environment, **pipes)
-    try:
-        port, _, certificate = server.stdout.readline().rstrip("\n").partition(" ")
-        command = [sys.executable, str(REPOSITORY / "benchmarks/attacks.py"), "--attack", kind]
-        attackers = subprocess.Popen([*command, "--port", port, *["--encrypted"] * encrypted])
+    with served(encrypted=encrypted, files=60) as endpoint:
+        command = [sys.executable, str(ATTACKS), "--attack", kind, "--port", str(endpoint.port)]
+        attackers = subprocess.Popen([*command, *["--encrypted"] * encrypted])
         try:
-            yield Endpoint("127.0.0.1", int(port), "secret", RUN, bytes.fromhex(certificate))
+            yield endpoint
         finally:
             attackers.kill()
             attackers.wait()
-    finally:
-        _, said = server.communicate(timeout=60)
-        assert len(said.splitlines()) <= 10, said
 
 
 def longest_heartbeat(endpoint, seconds=3.0):

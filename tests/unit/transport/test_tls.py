@@ -2,18 +2,22 @@
 
 import importlib.util
 import os
+import shutil
 import socket
 import ssl
 import stat
 import tempfile
 import threading
+import time
 from contextlib import closing, contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import served
 from stores import state_of, store_of, together
 
 from sparkdl import Network
@@ -277,6 +281,20 @@ class Settings:
 def test_tls_is_what_was_asked_for_or_what_spark_does(asked, settings, expected):
     """TLS follows the argument, else the application's setting, else Spark's own encryption."""
     assert expected == tls.is_wanted(asked, Settings(**settings))
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+@pytest.mark.parametrize("day", ["+1 day", "-1 day"])
+def test_a_driver_on_another_day_is_trusted(day):
+    """A worker accepts the certificate of an endpoint whose clock is a day ahead or behind."""
+    with served(encrypted=True, before=["faketime", "-f", day]) as endpoint:
+        with closing(tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, 20)) as worker:
+            worker.request("GET", "/v1/ping", headers=TOKEN)
+            with worker.getresponse() as answer:
+                there = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+
+        assert 204 == answer.status
+        assert 80_000 < abs(time.time() - there)
 
 
 def test_what_is_no_answer_is_refused():
