@@ -225,9 +225,7 @@ class Coordinator(GroupCoordinator):
     def _push(self, update: Update, read: Read) -> Reply:
         try:
             reply = self.aggregation.push(
-                update,
-                lambda: self.screening.screen(self.aggregation.decoded(read())),
-                lambda counts: self._count(update, counts),
+                update, lambda: self.screening.screen(read()), lambda counts: self._count(update, counts)
             )
         except RuleError as error:
             self.fail(update.generation, error)

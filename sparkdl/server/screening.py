@@ -44,7 +44,7 @@ class Screening:
         return self.detector.has_refused(update)
 
     def screen(self, update: Update) -> Update:
-        """Return an update as it is, or without its vectors if these cannot be merged.
+        """Return an update, decoded, or without its vectors if these cannot be merged.
 
         An update without vectors counts but contributes nothing. A gradient of a scaled loss is kept as it
         is: all replicas see NaN or Inf in their mean and skip the step.
@@ -53,6 +53,7 @@ class Screening:
             RefusedError: the generation or the run has ended, or the worker's attempt was superseded or lost.
             WireError: the parameters are not a gradient of this model.
         """
+        update = self.aggregation.decoded(update)
         if not update.rows or self.aggregation.has_taken(update.worker, update.sequence):
             return update
         below = inf if self.shape.plan.joint else FARTHEST
