@@ -328,7 +328,7 @@ class Coordinator(GroupCoordinator):
 
     def _rule(self, update: Update, read: Read) -> Reply:
         with self.changed:
-            self.state.check_open(update.generation)
+            self.membership.check(update.worker, update.generation, update.attempt)
             reply, rule = self.weights.rule()
         return replace(reply, state=packing.pack(rule))
 

@@ -945,6 +945,7 @@ STALE = {
     "pull": ("asynchronous", {"kind": Kind.PULL}),
     "restore": ("asynchronous", {"kind": Kind.RESTORE}),
     "center": ("asynchronous", {"kind": Kind.CENTER}),
+    "rule": ("asynchronous", {"kind": Kind.RULE}),
     "gradient": ("synchronous", {"kind": Kind.GRADIENT, "parameters": np.ones(5, np.float32)}),
 }
 
