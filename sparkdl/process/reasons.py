@@ -6,6 +6,8 @@ with the graph. AutoGraph's and torch's begin with a traceback. Keras names the 
 
 from __future__ import annotations
 
+import os
+import pkgutil
 import re
 import traceback
 
@@ -26,9 +28,11 @@ NOISE = re.compile(
 )
 BLOCK = re.compile(r"^Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)", re.MULTILINE)
 FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line \d+, in .*\n(?: {4,}.*\n)*', re.MULTILINE)
+# The modules and packages of this package. A user's own folder may have the same name, such as a clone.
+OURS = "|".join(each.name for each in pkgutil.iter_modules([os.path.dirname(os.path.dirname(__file__))]))
 LIBRARIES = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/pyspark(?:\.zip)?/|/sparkdl(?:-shipped\.zip)?/|^<frozen|"
-    r"__autograph_generated_file"
+    r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/pyspark(?:\.zip)?/|/sparkdl-shipped\.zip/|"
+    rf"/sparkdl/(?:{OURS}|__init__)(?:/|\.py$)|^<frozen|__autograph_generated_file"
 )
 
 

@@ -187,6 +187,9 @@ def test_the_lines_of_the_user_are_shown():
         'nested: raise RuntimeError("training failed") from error',
     ]
     assert own_lines(f"{library}ValueError: x\n", others=False) == []
+    for path, own in (("/home/me/sparkdl/jobs/train.py", 1), ("/opt/sparkdl/worker/tasks.py", 0)):
+        moved = library.replace("/venv/site-packages/a.py", path)
+        assert len(own_lines(f"{moved}ValueError: x\n", others=False)) == own
     assert own_lines(f"{library}ValueError: x\n") == ['File "/venv/site-packages/a.py", line 1, in f: g()']
     assert len(own_lines(f"{deep}ValueError: x")) == 9
     assert len(str(WorkerError("x", traceback=f"{deep}ValueError: x")).splitlines()) == FRAMES + 2
