@@ -25,6 +25,7 @@ ASKED = re.compile(
     r"[Tt]ried to allocate ([\d.]+ \w+)|malloc of size (\d+)|shape\[([\d,]+)\]"
 )
 OF_GPU = re.compile(r"device:GPU|\bGPU\b|CUDA")
+OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the control groups of Linux
 # Share of the address space limit above which a SystemError counts as a failed allocation.
 NEAR = 0.8
 MEMORY = (
@@ -128,14 +129,15 @@ def _address_limit() -> int | None:
 
 
 def _cgroup_limit() -> int | None:
-    """Return the memory limit of this process's control group in bytes; None if no limit is found."""
+    """Return the smallest memory limit of this process's control groups in bytes; None if there is none."""
+    limits = []
     with suppress(OSError, ValueError, IndexError):
-        path = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
-        for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):
-            file = Path(folder, "memory.max")
+        group = GROUPS / OWN_GROUP.read_text().rsplit("::", 1)[1].strip().lstrip("/")
+        for folder in (group, *group.parents):
+            file = folder / "memory.max"
             if file.exists() and (text := file.read_text().strip()) != "max":
-                return int(text)
-    return None
+                limits.append(int(text))
+    return min(limits, default=None)
 
 
 def _of_status(name: str) -> int:

@@ -157,8 +157,8 @@ def _of_spark(text: str, cluster: SparkApplication) -> SparkDLError | None:
     if re.search(r"exit(ed)?( with)?( code| status)?:? (137|143)\b|Container killed|OOMKilled", text):
         return WorkerLostError(
             "An executor was killed, most likely because it exceeded its memory limit (exit status 137 or "
-            "143). Python's memory is outside the heap of the JVM. Set spark.executor.memoryOverhead to "
-            f"{_more_overhead(cluster)} or more, or use fewer workers per executor."
+            f"143). Python's memory is outside the heap of the JVM. {_more_overhead(cluster)}, or use fewer "
+            "workers per executor."
         )
     if full := re.search(NO_ROOM, text):
         return ClusterError(f"Spark has no room for the job, or cannot be reached: {full[0].strip()[:500]}")
@@ -196,8 +196,8 @@ def _lost(text: str, cluster: SparkApplication) -> SparkDLError | None:
         limited = f"raise {memory.SETTING}={limit}, " if limit else ""
         return WorkerLostError(
             "A Python process of an executor crashed or was killed, most often by the operating system "
-            f"because memory ran out. Set {memory.OVERHEAD} to {_more_overhead(cluster)} or more, "
-            f"{limited}or use a smaller batch_size or fewer workers per executor. Spark says: "
+            f"because memory ran out. {_more_overhead(cluster)}, {limited}or use a smaller batch_size or "
+            "fewer workers per executor. Spark says: "
             f"{died[0].strip()}."
         )
     return WorkerLostError(lines[-1].strip()[:1000]) if lines else None
@@ -237,13 +237,21 @@ def refuses_barrier(error: SparkDLError) -> bool:
 
 
 def _more_overhead(cluster: SparkApplication) -> str:
-    """Return twice the memory overhead of an executor, at least 1024 MiB, in Spark's notation ("1024m")."""
+    """Return the advice to double the memory overhead of an executor, to at least 1024 MiB.
+
+    It says which overhead is in force. Sizes are in Spark's notation ("1024m").
+    """
     units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024**2}
 
     def mebibytes(text: str, default: float) -> float:
         match = re.fullmatch(r"(\d+)([kmgt])?b?", text.lower())
         return int(match[1]) * units[match[2] or "m"] if match else default
 
-    memory = mebibytes(cluster.setting("spark.executor.memory"), 1024)
-    present = mebibytes(cluster.setting("spark.executor.memoryOverhead"), max(384, 0.1 * memory))
-    return f"{int(max(2 * present, 1024))}m"
+    factor = float(cluster.setting("spark.executor.memoryOverheadFactor", "0.1"))
+    default = max(384, factor * mebibytes(cluster.setting("spark.executor.memory"), 1024))
+    given = cluster.setting(memory.OVERHEAD)
+    now = (
+        given or f"Spark's default of {default:.0f}m, {factor:.0%} of spark.executor.memory and at least 384m"
+    )
+    most = max(2 * mebibytes(given, default), 1024)
+    return f"Set {memory.OVERHEAD} to {most:.0f}m or more (now: {now})"

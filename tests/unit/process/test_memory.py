@@ -119,6 +119,34 @@ def test_the_limit_is_named(kind, of_spark):
     assert memory.advice(done.stdout) == (memory.RAISE if of_spark else memory.RAISE_LIMIT)
 
 
+@pytest.mark.parametrize(
+    ("own", "limits", "said"),
+    [
+        ("/", {"": "536870912"}, "512 MiB"),
+        ("/job/worker", {"job/worker": "max", "job": "2147483648"}, "2.0 GiB"),
+        ("/job/worker", {"job/worker": "2147483648", "job": "536870912"}, "512 MiB"),
+        ("/of/the/host", {"": "536870912"}, "512 MiB"),  # in a container, whose own group is the root
+        ("/", {"": "max"}, ""),
+        ("/", {}, ""),
+        ("/", {"": "much"}, ""),
+    ],
+)
+def test_the_limit_of_a_container_is_named(tmp_path, monkeypatch, own, limits, said):
+    """The error names the smallest limit of the process's control groups, and the setting to raise."""
+    (tmp_path / "own").write_text(f"0::{own}\n")
+    for name, limit in limits.items():
+        (folder := tmp_path / "groups" / name).mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+
+    reason = reason_of(MemoryError("Unable to allocate 7.45 GiB"))
+
+    assert bool(said) == (f" in a container limited to {said} (memory.max)" in reason)
+    assert bool(said) == ("memory.max" in reason)
+    assert memory.advice(reason) == (memory.RAISE_LIMIT if said else memory.MEMORY)
+
+
 class Cluster:
     """An application with given settings."""
 
@@ -149,6 +177,7 @@ DIED = (
     "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting "
     "'spark.python.worker.faulthandler.enabled' configuration to 'true' for the better Python traceback.\n"
 )
+KILLED = "Job aborted: ExecutorLostFailure (executor 1 exited): Container exited with exit code 137\n"
 
 
 def test_an_import_that_fails_for_want_of_memory():
@@ -161,6 +190,30 @@ def test_an_import_that_fails_for_want_of_memory():
         "Memory ran out: spark.executor.pyspark.memory=300m limits the executor's Python: ImportError: lib"
     )
     assert "Raise spark.executor.pyspark.memory" in first
+
+
+DEFAULT = "of spark.executor.memory and at least 384m"
+
+
+@pytest.mark.parametrize(
+    ("settings", "advised", "now"),
+    [
+        ({}, "1024m", f"Spark's default of 384m, 10% {DEFAULT}"),
+        ({"spark_executor_memory": "8g"}, "1638m", f"Spark's default of 819m, 10% {DEFAULT}"),
+        (
+            {"spark_executor_memory": "8g", "spark_executor_memoryOverheadFactor": "0.25"},
+            "4096m",
+            f"Spark's default of 2048m, 25% {DEFAULT}",
+        ),
+        ({"spark_executor_memoryOverhead": "2g"}, "4096m", "2g"),
+    ],
+)
+@pytest.mark.parametrize("killed", ["DIED", "KILLED"])
+def test_a_worker_that_was_killed_has_too_little_overhead(killed, settings, advised, now):
+    """The error for a killed process or executor says which overhead is in force, and how much to set."""
+    error = explain(Exception({"DIED": DIED, "KILLED": KILLED}[killed]), Cluster(**settings))
+
+    assert f"Set spark.executor.memoryOverhead to {advised} or more (now: {now})" in str(error)
 
 
 def test_a_worker_that_was_killed():
