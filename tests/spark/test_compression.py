@@ -8,6 +8,7 @@ from phases import Act, call
 from pyspark import cloudpickle
 
 from sparkdl import SparkModel
+from sparkdl.core.codecs import CODECS
 from sparkdl.errors import ConfigError
 
 MASTERS = ("local", "local-cluster")
@@ -44,10 +45,17 @@ SETTINGS = {
     "asynchronous": {"mode": "asynchronous", "frequency": 2},
     "hogwild": {"mode": "hogwild"},
 }
+SHORT = ("batch", "bf16"), ("executors-2", "int8"), ("asynchronous", "fp16")  # in the default suite
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+CASES = [
+    pytest.param(setting, name, marks=() if (setting, name) in SHORT else pytest.mark.whole)
+    for setting in SETTINGS
+    for name in CODECS
+]
+
+
+@pytest.mark.parametrize(("setting", "compression"), CASES)
 def test_a_compressed_fit_learns_with_fewer_bytes(spark, setting, compression):
     """The loss is near that without compression, and the endpoint receives fewer bytes."""
     _, plain, counts = trained(**SETTINGS[setting])
@@ -58,8 +66,8 @@ def test_a_compressed_fit_learns_with_fewer_bytes(spark, setting, compression):
         assert fewer["bytes_received"] < 0.85 * counts["bytes_received"]
 
 
-@pytest.mark.parametrize("setting", ["batch", "executors-2"])
-@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("setting", ["executors-2", pytest.param("batch", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("compression", ["int8", pytest.param("bf16", marks=pytest.mark.whole)])
 def test_a_compressed_fit_repeats_bit_for_bit(spark, setting, compression):
     """Rounding at random depends only on the place in the run, so a run repeats bit for bit."""
     once, again = (trained(compression, **SETTINGS[setting])[0] for _ in range(2))

@@ -24,6 +24,12 @@ def pickled_by_value():
     cloudpickle.unregister_pickle_by_value(phases)
 
 
+def whole(values):
+    """Return the values of a case that only the whole product has."""
+    values = values if isinstance(values, tuple) else (values,)
+    return pytest.param(*values, marks=pytest.mark.whole)
+
+
 def table():
     x = np.random.default_rng(0).normal(size=(ROWS, FEATURES)).astype(np.float32)
     return x, x.sum(axis=1, keepdims=True)
@@ -78,10 +84,10 @@ def require_equal(ours, theirs):
         {"network_settings": Network(tls=True)},
         {"class_weight": None, "validation_split": 0.0, "batch_size": 5},
         {"frequency": 2, "fits": 2},
-        {"frequency": "epoch", "epochs": 3, "workers": 1},
+        whole({"frequency": "epoch", "epochs": 3, "workers": 1}),
         {"frequency": 3, "merge": "diloco", "network_settings": Network(tls=True)},
-        {"frequency": "epoch", "merge": "fedopt", "optimizer": "sgd"},
-        {"frequency": 2, "merge": "aeasgd", "optimizer": "sgd", "fits": 2},
+        whole({"frequency": "epoch", "merge": "fedopt", "optimizer": "sgd"}),
+        whole({"frequency": 2, "merge": "aeasgd", "optimizer": "sgd", "fits": 2}),
         {"frequency": 2, "merge": FedOpt(Adam()), "optimizer": "rmsprop", "epochs": 3},
     ],
     ids=["two", "one", "steps", "tls", "small", "bmuf", "epoch", "diloco", "fedopt", "elastic", "moments"],
@@ -117,7 +123,12 @@ def test_callbacks_have_the_same_effect(spark, frequency):
 @pytest.mark.classic
 @pytest.mark.parametrize(
     ("setting", "phase"),
-    [("executors", "exchange"), ("executors-2", "exchange"), ("elastic", "evaluation"), ("elastic", "feed")],
+    [
+        whole(("executors", "exchange")),
+        ("executors-2", "exchange"),
+        whole(("elastic", "evaluation")),
+        whole(("elastic", "feed")),
+    ],
 )
 def test_a_killed_worker_restarts_the_group_with_new_shards(spark, tmp_path, setting, phase):
     """After the loss of a worker, and with it of a shard, the run repeats from its snapshot exactly."""
@@ -129,7 +140,7 @@ def test_a_killed_worker_restarts_the_group_with_new_shards(spark, tmp_path, set
     assert expected == result
 
 
-@pytest.mark.parametrize("placement", ["driver", "executors"])
+@pytest.mark.parametrize("placement", ["driver", pytest.param("executors", marks=pytest.mark.whole)])
 def test_an_elastic_fit_evaluates_the_center(spark, placement):
     """The validation results of an elastic rule are those of the center, which the model gets."""
     x, y = table()
@@ -157,6 +168,7 @@ def test_a_fit_that_is_interrupted_keeps_the_last_merge(spark, monkeypatch):
     assert not np.array_equal(before[0], spark_model.model.get_weights()[0])
 
 
+@pytest.mark.whole
 def test_deltas_that_are_not_finite_are_not_merged(spark):
     """A worker whose delta has NaN continues from the center, as with an endpoint on the driver."""
     x, y = table()
