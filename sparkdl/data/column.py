@@ -1,6 +1,7 @@
 """A column of the rows: its shape and dtype, and the conversion of its values to arrays.
 
-The first row determines shape and dtype, on the driver. A value that fits is stored in its column's dtype.
+The first row determines shape and dtype, on the driver; the model may change the shape. Predictions take both
+from the model, if it declares its inputs. A value that fits is stored in its column's dtype.
 Any other value raises a DataError, which names the row where possible.
 """
 
@@ -79,8 +80,8 @@ class Column:
             first: the index of the first row in that source.
 
         Raises:
-            DataError: a value has a different shape, or does not fit the dtype. The message names the row, or
-                only ``place`` if no row fits.
+            DataError: a value has a different shape, or does not fit the dtype. The message names the
+                first such row, or only ``place`` for strings in place of numbers and for sparse rows.
         """
         if self.texts:
             return self._of_texts(values, place, first)
@@ -274,7 +275,7 @@ def joined(parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
 def natural(parts: Sequence[Array]) -> Array:
     """Return the first row's values of the columns in a list as one array.
 
-    Arrays of one shape are stacked; numbers, vectors and flat arrays are joined.
+    Values of one shape are stacked. Otherwise numbers and one-dimensional arrays are joined.
 
     Raises:
         ConfigError: there are nested arrays of different shapes.

@@ -1,10 +1,10 @@
 """Checkpoint files: their content, schedule and retention, and the restoration of a run from one.
 
-A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest of all that follows (32 bytes),
-and a record (``core.packing``). During training, a thread writes it under a temporary name and renames it
+A checkpoint is a file: eight bytes that name the format, the BLAKE2b digest (32 bytes) of all that follows
+it, and a record (``core.packing``). During training, a thread writes it under a temporary name and renames it
 when it is complete. A truncated file, or a checkpoint that does not fit the run, is skipped with a warning,
 and the next older checkpoint is used. Only the run that has the folder's lease writes or removes checkpoints,
-and it never replaces one.
+and it never replaces one (on an object store, a run that was suspended while it renamed a file may).
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ class Checkpoints:
             self._look()
         except OSError as error:
             raise ConfigError(f"Checkpoints cannot be kept in {config.uri}: {error}.") from error
-        # The number of the last checkpoint. Its write may have failed and left a file.
+        # The number of the last checkpoint that was begun. It is not used again: a write that fails may leave
+        # a file of that name.
         self._number = max(self._names, default=0)
         if fresh and self._names:
             raise ConfigError(
@@ -328,7 +329,7 @@ class Checkpoints:
         try:
             self._queue.put((packing.parts(saved.values()), rank))
             queued = True
-        except (TypeError, ValueError, RecursionError) as error:  # a callback added such values to logs
+        except (TypeError, ValueError, RecursionError) as error:  # a callback's logs cannot be packed
             self._fail(error)
             queued = False
         self.start_from(saved.snapshot)

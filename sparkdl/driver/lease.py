@@ -8,12 +8,13 @@ files:
     lease-ID.next     the record of the run that took over from the run ID
     lease-ID.beat     the heartbeat of the run ID, which rewrites it every few seconds
 
-A record is created only if there is no file of that name. Some file systems cannot guarantee this in a race.
-There a run waits for ``settle_seconds``, and then reads the chain again. The owner is the last run of the
-chain that begins with ``lease``. A run takes over by creating the ``.next`` file of an owner that has ended
-or is silent. So only one of several runs wins, and no run takes over from an owner that it has not checked.
-The owner ends the chain by removing ``lease``. Each attempt to acquire the lease has an id of
-its own, so that files of an earlier chain are never mistaken for files of the present chain.
+The records form a chain: ``lease``, then the ``.next`` file of each run in turn. The owner is the last run
+of the chain. A record is created only if there is no file of that name. Some file systems cannot guarantee
+this in a race. There a run waits for ``settle_seconds``, and then reads the chain again. A run takes over by
+creating the ``.next`` file of an owner that has ended or is silent. So only one of several runs wins, and no
+run takes over from an owner that it has not checked. The owner ends the chain by removing ``lease``. Each
+attempt to acquire the lease has an id of its own, so that files of an earlier chain are never mistaken for
+files of the present chain.
 
 The waiting run measures silence by its own clock. Times of two machines are never compared.
 """

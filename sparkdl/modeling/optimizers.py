@@ -15,7 +15,7 @@ from sparkdl.modeling import keras_internals
 
 
 def variables(model: keras.Model) -> list[Any]:
-    """Return the variables of a model's optimizer, if it has one: iterations, learning rate, slots."""
+    """Return the variables of a model's optimizer, if it has one: iterations, learning rate, moments."""
     if getattr(model, "optimizer", None) is None:
         return []
     if not model.optimizer.built:  # else a LossScaleOptimizer would get its variables twice
@@ -94,7 +94,7 @@ def scales_loss(model: keras.Model) -> bool:
 
 
 def refuses_slices(model: keras.Model) -> bool:
-    """Return True if Keras's optimizer fails on a gradient with slices, because it cannot unscale them."""
+    """Return True if the model's optimizer divides gradients by a scale, which fails on slices."""
     return any(optimizer.loss_scale_factor is not None for optimizer in (model.optimizer, inner(model)))
 
 

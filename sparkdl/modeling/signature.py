@@ -225,7 +225,7 @@ def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any
 
 
 def _inputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any]]:
-    """Return pairs of a feature column's index and its input of a functional model."""
+    """Return pairs of a feature column's index and the input for it of a model that declares its inputs."""
     template, wanted = schema.template[0], keras_internals.input_structure(model)
     named = {tensor.name: tensor for tensor in model.inputs}
     if isinstance(template, dict):
@@ -272,8 +272,8 @@ def _fit_column(model: keras.Model, column: Column, tensor: Any, *, reshape: boo
 def _ranked(column: Column, rank: int) -> Column:
     """Return a column with this many dimensions: one of size 1 is added at the end, or the last is dropped.
 
-    Keras traces a model's functions for the ranks that it has seen, and string layers fail on tensors of
-    unknown rank.
+    Batches of two ranks would be traced with an unknown rank, on which string layers fail. So strings always
+    get the rank that the model declares.
     """
     shape = column.shape
     if len(shape) < rank:

@@ -2,10 +2,10 @@
 
 A rule is a pair of pure functions with a state between them, like optax's ``init`` and ``update``.
 ``init(center)`` returns the state before the first merge. ``update(delta, state, merge)`` returns the step to
-add to the center, and the next state. A delta is a worker's weights after a window minus those before it, so
-merging adds it. If updates are merged in rounds, the rule's ``reduction()`` first makes one delta of them.
-Workers continue from the center, except with an *elastic* rule, whose method ``draw(local, center)`` computes
-the update on the worker.
+add to the center, and the next state; ``merge`` has the facts about the update. A delta is a worker's weights
+after a window minus those before it, so merging adds it. If updates are merged in rounds, the rule's
+``reduction()`` first makes one delta of them. Workers continue from the center, except with an *elastic*
+rule, whose method ``draw(local, center)`` computes the update on the worker.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class Asynchronous(Aggregation):
     def _words(self, update: Update, control: Control, *, counts: bool) -> Reply:
         """Count an update if ``counts``, and return a reply without weights.
 
-        The worker waits until it is within the staleness bound. If this takes longer than PATIENCE,
-        the reply tells it to ask again.
+        With a staleness bound, the worker waits until it is within the bound and there is room for an
+        exchange. If this takes longer than PATIENCE, the reply tells it to ask again.
         """
         reply = control(counts)
         bound = self.bound
