@@ -306,7 +306,12 @@ class _Server(cheroot.wsgi.Server):
 
     def process_conn(self, conn: _Connection) -> None:
         """Hand a connection to a thread once the headers of its request have arrived."""
-        if self._connections.has_head(conn):
+        try:
+            complete = self._connections.has_head(conn)
+        except BaseException:
+            conn.socket.close()  # only this loop knows the connection
+            raise
+        if complete:
             super().process_conn(conn)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:

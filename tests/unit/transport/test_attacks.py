@@ -246,6 +246,24 @@ def test_a_clock_that_is_set_keeps_no_stranger_and_drops_no_worker(store, port, 
         assert 0 == exchange.retried
 
 
+def test_a_connection_that_cannot_be_read_is_closed(port, monkeypatch):
+    """A connection whose head cannot be read, for lack of memory, is closed, and the endpoint goes on."""
+    read, failures = connections._sent, [MemoryError("none left")]
+
+    def fail_once(sock):
+        if failures:
+            raise failures.pop()
+        return read(sock)
+
+    monkeypatch.setattr(connections, "_sent", fail_once)
+    with connect(port) as sock:
+        sock.sendall(b"GET")
+        assert b"" == sock.recv(1)
+    with connect(port) as sock:
+        sock.sendall(b"GET /v1/ping HTTP/1.1\r\nAuthorization: Bearer secret\r\n\r\n")
+        assert b"HTTP/1.1 204" == sock.recv(12)
+
+
 @pytest.mark.parametrize("sent", HEADS[:2])
 def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent):
     """A connection that sends only a part of a head, or nothing, is closed."""
