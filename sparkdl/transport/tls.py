@@ -12,13 +12,13 @@ import datetime
 import errno
 import http.client
 import importlib.util
+import os
 import secrets
 import socket
 import ssl
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sparkdl.errors import ConfigError
@@ -99,11 +99,14 @@ def server_context() -> tuple[ssl.SSLContext, bytes]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:  # mode 0700; ssl loads keys from files
-        path = Path(folder, "key.pem")
-        path.touch(mode=0o600)
-        path.write_bytes(private + certificate.public_bytes(pem))
+    # ssl loads keys from files; this one has mode 0600.
+    descriptor, path = tempfile.mkstemp(prefix="sparkdl-", suffix=".pem")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(private + certificate.public_bytes(pem))
         context.load_cert_chain(path, password=password)
+    finally:
+        os.unlink(path)
     return context, certificate.public_bytes(serialization.Encoding.DER)
 
 

@@ -233,7 +233,11 @@ def sites(spark, warm, tmp_path_factory):
 @pytest.fixture
 def try_one(spark, warm, eventually, tmp_path_factory):
     """Return a function that makes one call fail and returns the faults found."""
-    return lambda case: faults_of(case, spark, warm, tmp_path_factory.mktemp("case"), eventually)
+
+    def one(case):  # what an earlier case may leave, such as a file that could not be removed, is not its own
+        return faults_of(case, spark, on_the_driver(spark), tmp_path_factory.mktemp("case"), eventually)
+
+    return one
 
 
 def kinds_of(place, site):
