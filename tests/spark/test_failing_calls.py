@@ -54,6 +54,7 @@ CORE = re.compile(  # what counts, merges, sends and writes
     r"driver/(checkpoint|lease|remote_server|serving)|rules/|server/|spark/(files|folders)|transport/|"
     r"worker/(hosted_server|shards|task_rows))"
 )
+UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
 logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.classic, pytest.mark.timeout(3600)]
 
@@ -265,8 +266,8 @@ def test_some_calls_fail(sites, try_one, place, request):
 
 
 # Where the call that fails is within cheroot's accept or bind, Python closes the new socket.
-@pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*unclosed <(socket|sparkdl.transport.tls.Socket):ResourceWarning")
+@pytest.mark.filterwarnings(f"ignore:Exception ignored in. <.*ocket fd:{UNRAISABLE}")
 @pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("place", ["driver", "worker"])
