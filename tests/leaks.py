@@ -73,8 +73,11 @@ def _finder():
         gc.collect()
         found = []
         for each in gc.get_objects():
-            with suppress(Exception):  # objects that imitate others may fail at any question
-                if type(each).__module__.startswith(modules) and type(each).__name__ != "TrainingRecord":
+            module = type(each).__module__
+            if not isinstance(module, str) or not module.startswith(modules):
+                continue
+            with suppress(TypeError):  # a tuple has no weak references
+                if type(each).__name__ != "TrainingRecord":
                     found.append(weakref.ref(each))
         return found
 

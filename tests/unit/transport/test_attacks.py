@@ -223,10 +223,10 @@ def longest_heartbeat(endpoint, seconds=3.0):
 def test_a_heartbeat_is_answered_in_time_whatever_strangers_send(kind, encrypted):
     """A heartbeat is answered within 2 s during each attack.
 
-    In one of two measurements, a slow spell of the machine may take longer.
+    In a slow spell of the machine it may take longer; then it is measured again.
     """
     with attacked(kind, encrypted) as endpoint:
-        assert LAW > min(longest_heartbeat(endpoint), longest_heartbeat(endpoint))
+        assert LAW > longest_heartbeat(endpoint) or LAW > longest_heartbeat(endpoint)
 
 
 @pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
