@@ -75,6 +75,7 @@ def test_a_compressed_fit_repeats_bit_for_bit(spark, setting, compression):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.whole
 @pytest.mark.classic
 def test_a_compressed_fit_that_loses_a_worker_ends_with_the_same_bits(spark, tmp_path):
     """A restart from a snapshot sends the same bits again."""

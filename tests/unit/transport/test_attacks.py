@@ -258,7 +258,8 @@ def test_a_connection_that_cannot_be_read_is_closed(port, monkeypatch):
     monkeypatch.setattr(connections, "_sent", fail_once)
     with connect(port) as sock:
         sock.sendall(b"GET")
-        assert b"" == sock.recv(1)
+        with suppress(ConnectionResetError):  # the other way in which a connection may end
+            assert b"" == sock.recv(1)
     with connect(port) as sock:
         sock.sendall(b"GET /v1/ping HTTP/1.1\r\nAuthorization: Bearer secret\r\n\r\n")
         assert b"HTTP/1.1 204" == sock.recv(12)
