@@ -139,7 +139,7 @@ def test_workers_that_pause_for_long_go_on(stack, monkeypatch):
     ids=["one shard", "own", "next", "previous", "all"],
 )
 def test_parts_that_are_lost_on_their_way_are_sent_again(stack, monkeypatch, lost):
-    """A connection that breaks as a part is sent stops nobody, whichever shards the parts were for."""
+    """A round closes although connections break while parts are sent, whichever shards the parts are for."""
     monkeypatch.setattr(limits, "PATIENCE", 5.0)
     workers = Workers(stack, 3, 100)
     gradients = [noise(worker, 100) for worker in range(3)]
