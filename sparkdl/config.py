@@ -16,7 +16,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from sparkdl.core.codecs import CODECS
+from sparkdl.core.codecs import CODECS, Codec
 from sparkdl.core.validation import check_fields, checked, choose, one_of, require_flag, whole_number
 from sparkdl.errors import ConfigError
 from sparkdl.settings import GROUPS, FaultTolerance, Network, Stragglers, flattened, parse_quorum
@@ -248,6 +248,11 @@ class TrainConfig:
     def joint(self) -> bool:
         """True if all workers take each step together, with the mean gradient."""
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of updates on the network; None: they are float32."""
+        return None if self.compression is None else CODECS[self.compression]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings to save in a file: flat, as values that JSON can hold.

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparkdl.config import Placement, TrainConfig
-from sparkdl.core.codecs import CODECS
 from sparkdl.data.batch_plan import Plan
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import RemoteCoordinator, Store
@@ -106,7 +105,7 @@ class ServerSetup:
             silence=SILENCE,
             stall=config.fault_tolerance.stall_timeout,
             goes_on=config.goes_on,
-            codec=CODECS.get(config.compression or ""),
+            codec=config.codec,
             snapshot_intervals=tuple(
                 every
                 for every in (

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparkdl.config import Mode, Placement
-from sparkdl.core.codecs import CODECS
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
 from sparkdl.data.batch_plan import Plan
@@ -136,7 +135,7 @@ class TrainingJob:
             hosted=store.hosted if isinstance(store, RemoteCoordinator) else None,
             classes=request.classes,
             shards=request.num_workers if sharded else 0,
-            codec=CODECS.get(config.compression or ""),
+            codec=config.codec,
         )
 
     def _submitter(

@@ -26,9 +26,8 @@ _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # the number of jobs that need them off
 _failed: dict[Any, set[int]] = {}  # the stages of failed jobs, until the loggers are restored
-_filtered: WeakKeyDictionary[Any, list[str]] = (
-    WeakKeyDictionary()
-)  # the loggers without the lines of failed jobs
+# The loggers without the lines of failed jobs.
+_filtered: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 @contextmanager

@@ -4,12 +4,13 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 
 * parameters: ``count`` float32, the flat trainable variables, or their gradient or delta, from element
   ``offset`` on (always 0). With the flag SLICES: ``count`` words that encode a gradient with slices, see
-  ``core.sparse_gradients``.
+  ``core.sparse_gradients``. With the flag ENCODED: ``count`` words of the run's codec, see ``core.codecs``.
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
 * state: ``state`` bytes: optimizer variables, the states of random generators, and with an elastic
-  rule the worker's own weights; or arrays of the user's own, one after the other; or rows in
+  rule the worker's own weights, and in a report of the center the state of the merge rule, as a record of
+  ``core.packing``, which is also the reply to a RULE; or arrays of the user's own, one after the other; or rows in
   NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
