@@ -10,8 +10,8 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
   user's own: their dtype in NumPy's notation.
 * state: ``state`` bytes: optimizer variables, the states of random generators, and with an elastic
   rule the worker's own weights, and in a report of the center the state of the merge rule, as a record of
-  ``core.packing``, which is also the reply to a RULE; or arrays of the user's own, one after the other; or rows in
-  NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
+  ``core.packing``, which is also the reply to a RULE; or arrays of the user's own, one after the other; or
+  rows in NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
