@@ -58,7 +58,10 @@ class Plan:
 
 
 def _columns(compute: float | None) -> dict[str, Callable[[Estimate, float], str]]:
-    """Return the columns of the table: a title, and the text of a row and the seconds of computation."""
+    """Return the columns of the table by title, each as a function that returns the text of a cell.
+
+    The function takes a row, and the seconds of computation or, if they are not known, 0.
+    """
     known: dict[str, Callable[[Estimate, float], str]] = {
         "batch": lambda row, _: seconds_text(row.batch),
         "speed-up": _speedup,
@@ -120,7 +123,8 @@ def plan(
 
     Raises:
         ConfigError: an argument is invalid.
-        ModelError: the model is not built, so the sizes of its weights are not known.
+        ModelError: ``model`` is not a Keras model, or is not built, so that the sizes of its weights are not
+            known.
 
     Example:
         >>> print(plan(model, num_workers=8, bandwidth=1e9, batch_seconds=0.05))  # doctest: +SKIP

@@ -46,7 +46,7 @@ def run(
         The function's result on each worker, in the order of ranks.
 
     Raises:
-        ConfigError: an argument cannot be honoured.
+        ConfigError: an argument cannot be honoured, or the session is one of Spark Connect.
         ClusterError: there are too few slots, workers did not start in time, or the job was cancelled.
         PreflightError: an executor's environment does not match the driver's, or an executor cannot reach
             the endpoint.
@@ -55,7 +55,7 @@ def run(
         WorkerLostError: a worker died. The function is not restarted, because only it knows its progress.
 
     Example:
-        >>> sparkdl.run(lambda worker: worker.all_reduce(worker.rank), num_workers=2)  # doctest: +SKIP
+        >>> sparkdl.run(lambda worker: float(worker.all_reduce(worker.rank)), num_workers=2)  # doctest: +SKIP
         [0.5, 0.5]
     """
     config = TrainConfig(

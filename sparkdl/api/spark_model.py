@@ -105,7 +105,8 @@ class SparkModel:
         compression: the codec of updates on the network: "bf16" or "fp16" (half of the bytes), or "int8" (a
             quarter). Results then differ from plain Keras (docs/how-to/cluster.md).
         share_gpus: whether two workers may use the same GPU.
-        dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md).
+        dashboard: whether each fit has a live page, whose link it prints (docs/how-to/watch.md). With
+            ``verbose=0`` or ``placement="worker"`` there is none.
         distribution: with Keras on JAX, a function that returns the distribution of a worker's model over
             the devices of its task, such as ``lambda: keras.distribution.ModelParallel(...)``. The
             default for tasks with several GPUs is keras.distribution.DataParallel.
@@ -275,7 +276,8 @@ class SparkModel:
                 schedule and retention. Only one run at a time can use a folder.
             resume: whether to resume from the newest checkpoint in that folder, if there is one, even in the
                 middle of an epoch. Data and settings must be unchanged; docs/explanation/fault-tolerance.md
-                lists the exceptions. If the learning rate differs from the first run's, the new one is used.
+                lists the exceptions. If the model was compiled with a different learning rate than in the
+                run that wrote the checkpoint, the new rate is used.
             nan: the action for rows with NaN or Inf, or with a label outside the classes of a sparse
                 categorical cross-entropy: "error" or "warn". They are found before the first update.
             profile: the first and the last batch to trace on each worker, counted from 1, such as (10, 20);
@@ -292,12 +294,13 @@ class SparkModel:
             DataError: rows do not fit the model, or cannot be computed.
             CheckpointError: another run uses the folder, or has taken it over.
             ClusterError: there are too few slots, workers did not start in time, an executor's environment
-                does not match, or the job was cancelled.
+                does not match, an executor cannot reach the endpoint, or the job was cancelled.
             WorkerError: training failed on an executor; the error has the worker's traceback.
-            WorkerLostError: a worker died more often than ``fault_tolerance`` allows.
-            TransportError: a worker cannot reach the endpoint.
+            WorkerLostError: workers died or fell silent more often than ``fault_tolerance`` allows.
+            TransportError: a worker lost its connection to the endpoint.
             RuleError: the merge rule failed on an update.
             DivergedError: training diverged.
+            ModuleNotFoundError: a callback needs a package that is not installed.
         """
         return self._fit(
             FitArguments(
@@ -406,9 +409,11 @@ class SparkModel:
             ConfigError: an argument cannot be honoured.
             ModelError: the model cannot be sent to executors, or has stateful layers, which need arrays.
             DataError: rows do not fit the model.
-            ClusterError: an executor's environment does not match, or the job was cancelled.
+            ClusterError: an executor's environment does not match, an executor cannot reach the endpoint that
+                serves arrays, or the job was cancelled.
             WorkerError: evaluation failed on an executor; the error has the worker's traceback.
             WorkerLostError: an executor or its Python process died.
+            TransportError: an executor lost its connection to that endpoint.
         """
         counts = signature.count_parts(self.model)
         source = make_source(
@@ -469,9 +474,11 @@ class SparkModel:
             ConfigError: an argument cannot be honoured.
             ModelError: the model cannot be sent to executors, or has stateful layers, which need arrays.
             DataError: rows do not fit the model.
-            ClusterError: an executor's environment does not match, or the job was cancelled.
+            ClusterError: an executor's environment does not match, an executor cannot reach the endpoint that
+                serves arrays, or the job was cancelled.
             WorkerError: prediction failed on an executor; the error has the worker's traceback.
             WorkerLostError: an executor or its Python process died.
+            TransportError: an executor lost its connection to that endpoint.
         """
         count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):

@@ -1,8 +1,8 @@
 """MLflow's autologging of fits.
 
 ``mlflow.autolog()`` and ``mlflow.keras.autolog()`` replace ``keras.Model.fit``, which ``SparkModel.fit`` does
-not call. If one of them is on, this module logs a fit as MLflow logs ``keras.Model.fit``, with the same
-settings. An error of MLflow is logged as a warning and never ends a fit.
+not call. If one of them or ``sparkdl.mlflow.autolog()`` is on, this module logs a fit as MLflow logs
+``keras.Model.fit``, with the same settings. An error of MLflow is logged as a warning and never ends a fit.
 """
 
 from __future__ import annotations
