@@ -45,7 +45,7 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         """Raise an error if the learning rate is a schedule.
 
         Raises:
-            ConfigError: the learning rate is not a number.
+            ConfigError: the learning rate is a schedule.
         """
         self._epoch = 0
         if isnan(optimizers.learning_rate(self.model)):

@@ -127,13 +127,13 @@ class TrainConfig:
     Attributes:
         mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
         frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
-        num_workers: number of workers; None is the number of task slots.
+        num_workers: number of workers; None is one per task slot, or fewer if a batch has fewer rows.
         merge: the rule by which updates change the center, or its name; None is the default for the
             mode and frequency.
         batch_size_per_worker: rows per step of each worker, instead of ``batch_size``.
         compression: the codec of updates on the network: "bf16", "fp16" or "int8"; None is float32.
         share_gpus: whether two workers may use the same GPU.
-        dashboard: whether the endpoint serves a live page of each fit.
+        dashboard: whether each fit has a live page, except with verbose=0 or placement="worker".
         placement: the process that merges updates: "driver"; "worker" (worker 0), if executors cannot
             connect to the process that calls ``fit``; or "executors" (all workers, each for a part of the
             updates).
@@ -275,7 +275,8 @@ class CheckpointConfig:
         every: "epoch" for a checkpoint at the end of each epoch; or the number of updates (rounds in
             synchronous mode) or the datetime.timedelta between two checkpoints, also within an epoch.
         keep: number of newest checkpoints to keep.
-        keep_best: number of further checkpoints to keep: those of the epochs with the best ``monitor``.
+        keep_best: number of checkpoints to keep as well: those at the ends of epochs with the best
+            ``monitor``.
         monitor: the name of a result in ``History``.
         best: "min" if a lower ``monitor`` is better, "max" if a higher one is.
 

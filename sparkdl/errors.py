@@ -127,7 +127,8 @@ class WorkerError(SparkDLError):
     Attributes:
         host: the executor's host name; empty if unknown.
         worker: the index of the worker, and of its partition; -1 if unknown.
-        traceback: the worker's traceback as text. The message has only its lines from user code.
+        traceback: the worker's traceback as text. The message has only its last two frames: those of user
+            code, if there are any.
     """
 
     def __init__(self, message: str, *, host: str = "", worker: int = -1, traceback: str = "") -> None:

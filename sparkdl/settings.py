@@ -101,8 +101,9 @@ class Network:
         port: the endpoint's port, or ports to try in turn: a range or "first:last". 0 means
             ``spark.sparkdl.port`` or, if that is not set, any free port.
         tls: whether the endpoint uses TLS 1.3, with a certificate made for the fit. TLS needs the package
-            cryptography on the endpoint's machine. None follows ``spark.sparkdl.tls``; if that is not set,
-            TLS is on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
+            cryptography on the driver; with ``placement="worker"`` on the executors instead, with
+            ``placement="executors"`` on both. None follows ``spark.sparkdl.tls``; if that is not set, TLS is
+            on if Spark itself encrypts (``spark.network.crypto.enabled``, ``spark.ssl.enabled``,
             ``spark.ssl.rpc.enabled``, ``spark.authenticate.enableSaslEncryption``).
 
     Raises:
