@@ -100,7 +100,7 @@ def _install(extra: str) -> str:
 def name() -> Finding:
     """Check that no other distribution installs a package named sparkdl.
 
-    If it used the same folder, the import of ``sparkdl`` would already have failed.
+    If one used the same folder, the import of ``sparkdl`` would already have failed.
     """
     package = Path(sparkdl.__file__).parent
     others = sorted(set(metadata.packages_distributions().get("sparkdl", ())) - {DISTRIBUTION})

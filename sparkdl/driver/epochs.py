@@ -1,7 +1,7 @@
 """The driver's part of an epoch: merged metrics, the user's callbacks, History.
 
 Keras's callbacks run on the driver, in the thread that called ``fit``, with the user's own model, which has
-the merged weights. In synchronous modes workers wait for them between two epochs. So a stop, a new learning
+the merged weights. In synchronous mode workers wait for them between two epochs. So a stop, a new learning
 rate or new weights that callbacks set there take effect exactly where they do in Keras.
 """
 

@@ -39,7 +39,9 @@ def settle(model: Model, source: Source, step: str | None = None) -> tuple[Schem
         step: the step that the rows are for, "train_step" or "test_step"; None: predict.
 
     Raises:
-        DataError: the row does not fit the model, or the model fails on it.
+        ConfigError: a list of columns does not form rows of the shape that the model takes.
+        DataError: there are no rows, the row does not fit the model, or the model fails on it.
+        ModelError: there are strings, and the backend does not support them.
     """
     source.model_name = model.name
     return settle_sample(model, source.peek(), step, reshape=source.reshaped)
@@ -57,7 +59,9 @@ def settle_sample(
         reshape: whether values take the shape of the model's input, as vectors of a DataFrame do.
 
     Raises:
+        ConfigError: as in ``settle``.
         DataError: the row does not fit the model, or the model fails on it.
+        ModelError: as in ``settle``.
     """
     schema = signature.fit_features(model, sample.schema(keras_settings.float_type()), reshape=reshape)
     rows = signature.named_batch_size(model) or 1

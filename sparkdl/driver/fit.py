@@ -309,10 +309,10 @@ class FitRun:
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
     def _begin_epoch(self, epoch: int, store: Store) -> None:
-        """Call the callbacks for the start of an epoch after the first; send workers the weights they set.
+        """Call the callbacks for the start of an epoch after the first, and send weights that they set.
 
         Without rounds, workers may have begun the epoch already. Weights that callbacks only swapped for a
-        while and restored are not sent to them.
+        while and restored are not sent.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
         self.request.flags.require_kept()

@@ -20,7 +20,7 @@ class Shortfall(NamedTuple):
 
     Attributes:
         mode: "synchronous" or "asynchronous", which includes hogwild.
-        frequency: "batch", "n" or "epoch".
+        frequency: "batch", "n" (a number of batches) or "epoch".
         rule: the name of a rule with its default settings; "" is the default of mode and frequency.
         adaptive: whether the optimizer adapts a rate per weight (Adam) or not (SGD).
         workers: the number of workers.

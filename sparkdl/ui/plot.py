@@ -29,7 +29,7 @@ def plot(history: Any) -> Figure:
     A notebook shows it if it is the last value of a cell.
 
     Args:
-        history: what ``SparkModel.fit`` returns, or Keras's own History.
+        history: the History that ``SparkModel.fit`` returns, or Keras's own.
 
     Returns:
         A matplotlib.figure.Figure with the plots one below the other.

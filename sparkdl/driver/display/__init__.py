@@ -1,1 +1,1 @@
-"""Displays of a run, and the record that its live page and its report show."""
+"""Displays of a run's progress, one of which also fills the record of the run."""
