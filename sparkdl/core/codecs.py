@@ -101,7 +101,7 @@ class BF16(Half):
 
 
 class FP16(Half):
-    """float16, with 11 bits of precision. Numbers above 65,504 become infinite."""
+    """float16, with 11 bits of precision. Numbers beyond its range, about ±65,504, become infinite."""
 
     name = "fp16"
     dtype = np.float16
@@ -110,8 +110,8 @@ class FP16(Half):
 class Int8(Codec):
     """Integers from -127 to 127, times a scale for each block of 1,024 elements.
 
-    Each number is rounded up or down at random (stochastic rounding), so that the error is 0 on average, to
-    1/256 of the distance of two numbers (Alistarh et al., 2017, QSGD). A block with NaN or Inf becomes NaN.
+    Each number is rounded up or down at random (stochastic rounding; QSGD, Alistarh et al., 2017), so that
+    the mean error is 0, to within 1/256 of the scale. A block with NaN or Inf becomes NaN.
     """
 
     name = "int8"

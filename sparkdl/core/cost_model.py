@@ -2,7 +2,7 @@
 
 The estimate has three parts:
 
-* *Links.* Each host has one link, with the same bandwidth in both directions. So has the driver, on a host of
+* *Links.* Each host has one link of B bytes per second in each direction. So has the driver, on a host of
   its own. In a round through the driver, K updates of X bytes arrive over its link, then K replies leave:
   2·K·X/B. If workers average among themselves, each of H hosts with k workers exchanges parts with the other
   hosts: 2·k·X·(H-1)/(H·B), the least possible time for k = 1 (Patarasuk and Yuan, 2009).
@@ -148,7 +148,7 @@ def _exchange(parts: dict[str, float]) -> float:
 def cheap_frequency(
     nbytes: int, compute: float, cluster: Cluster, mode: str, *, placement: str = "driver"
 ) -> int | None:
-    """Return the least power of two of batches per exchange with which exchanges are cheap.
+    """Return the least number of batches per exchange, a power of two, with which exchanges are cheap.
 
     Computation then takes at least EFFICIENCY of the time. None: no number up to LONGEST is large enough.
     """

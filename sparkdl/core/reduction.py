@@ -1,6 +1,6 @@
 """Reductions: combine the vectors of a round into one vector, in the order in which they are added.
 
-That is worker order, except in hybrid rounds, which add updates as they arrive.
+That is worker order, except in rounds with a quorum or a timeout, which add updates as they arrive.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class SliceMean(Reduction):
         tables: the trainable variables.
 
     Attributes:
-        sliced: whether the mean has slices.
+        sliced: whether the mean has slices; set by ``result``.
     """
 
     def __init__(self, tables: Tables) -> None:
