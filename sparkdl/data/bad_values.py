@@ -129,7 +129,7 @@ class Watched:
 
 
 def _wrong(rows: AnyRows, classes: Classes | None) -> Iterable[tuple[str, Array]]:
-    """Yield each kind of fault, with a mask of the rows that have it."""
+    """Yield each kind of fault, with a mask of the rows that have it. NaN and Inf in one row count as NaN."""
     values = rows.compact().entries["value"] if isinstance(rows, SparseRows) else rows
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         nan = _rows_with(rows, np.isnan(values))

@@ -216,11 +216,11 @@ def select(block: Block, which: Array | slice) -> Block:
 
 
 def deal(blocks: Iterable[Block], num_workers: int, seed: int | None) -> Iterator[tuple[int, Block]]:
-    """Yield each worker's rows of the blocks: in random order with a seed, else round-robin by index.
+    """Deal the rows of a partition's blocks to workers; yield pairs of a worker and a block of its rows.
 
-    With a seed, training rows are dealt one to each worker in turn, and leftover rows at the end at random;
-    ``worker.rebalance`` then evens out the shares. Rows of other parts are dealt at random. An empty
-    partition gives worker 0 an EMPTY block.
+    Without a seed, rows are dealt round-robin by index. With a seed, training rows are dealt in random order,
+    one to each worker in turn, and leftover rows at the end at random; ``worker.rebalance`` then evens out
+    the shares. Rows of other parts are dealt at random. An empty partition gives worker 0 an EMPTY block.
     """
     block = None
     turn: list[Block] = []  # rows of an incomplete turn

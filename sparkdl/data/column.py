@@ -81,7 +81,8 @@ class Column:
 
         Raises:
             DataError: a value has a different shape, or does not fit the dtype. The message names the
-                first such row, or only ``place`` for strings in place of numbers and for sparse rows.
+                first such row, or only ``place`` for strings in place of numbers and for sparse rows of a
+                different shape.
         """
         if self.texts:
             return self._of_texts(values, place, first)
