@@ -22,7 +22,7 @@ class StatefulReplica(ABC):
 
     Args:
         model: a compiled and built model.
-        joint: True to compute and apply gradients in separate calls; False to take whole steps.
+        joint: True to return gradients and apply their means; False to take whole steps.
     """
 
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
