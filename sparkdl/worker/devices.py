@@ -17,7 +17,7 @@ from sparkdl.errors import ConfigError, StaleWorkerError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 BACKENDS = "tensorflow", "jax", "torch"
-LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # of the log lines that TensorFlow prints
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # the minimum level of the log lines that TensorFlow prints
 QUIET = "3"  # the level that workers use unless the user set one
 NVIDIA = Path("/proc/driver/nvidia/gpus")  # has a folder for each GPU
 

@@ -102,7 +102,7 @@ def predict_columns(
     head: OutputKind,
     decode: Mapping[int, arrow.Decode],
 ) -> arrow.ArrowArray:
-    """Return the predictions for Arrow arrays as one Arrow array; ``PredictColumnsTask`` has the settings."""
+    """Return the predictions for Arrow arrays as one Arrow array; see ``PredictColumnsTask``."""
     shapes = list(output.values()) if isinstance(output, dict) else [output]
     if len(columns[0]):
         parts = _arrays_of(columns, job, decode)

@@ -419,7 +419,11 @@ class Loop:
 
 
 def evaluate(replica: Replica, rows: Rows, batch_size: int, count: int | None = None) -> None:
-    """Update the replica's metrics with the first ``count`` rows, in batches; None for all rows."""
+    """Update the replica's metrics with the first ``count`` rows, in batches; None for all rows.
+
+    Raises:
+        DataError: the model takes only batches of ``batch_size`` rows, and the last batch would be smaller.
+    """
     end = rows.count if count is None else count
     if end % batch_size and fixed_batch_size(replica.model) == batch_size:
         raise DataError(

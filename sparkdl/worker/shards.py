@@ -5,7 +5,7 @@ own range, with the same code as an endpoint. A worker sends a part of its vecto
 receives each reduced part: the mean, or the sum if the merge rule adds deltas. So a round is a reduce-scatter
 and an all-gather: each worker sends and receives at most twice the size of the vector, however many workers
 there are. Parts are added in worker order, so the result has the same bits as that of an endpoint on the
-driver.
+driver, except with compression, or if the endpoint would get gradients with slices.
 
 Each worker applies a reduced gradient with its own optimizer, as it does the mean of an endpoint, and a
 reduced delta with the merge rule, to its own copy of the center (``worker.replicated_center``).
@@ -109,7 +109,7 @@ class Shard:
         self.aggregation.generation = generation
         self._begun = self._closed = False
         self._failure = ""
-        # The last round whose mean was returned to each worker, and the last one that was also sent.
+        # The last round whose result was returned to each worker, and the last one that was also sent.
         self._answered = dict.fromkeys(range(num_workers), -1)
         self._received = dict(self._answered)
 
@@ -159,7 +159,7 @@ class Shard:
             raise ConnectionAbortedError("The shard has ended.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
-        """Add a part to its round; return the mean once the round has closed."""
+        """Add a part to its round; return the reduced part once the round has closed."""
         rounds = self.aggregation
         with rounds.changed:
             if not rounds.changed.wait_for(lambda: self._begun, limits.PATIENCE):
@@ -187,7 +187,7 @@ class Shard:
                 self.aggregation.changed.notify_all()
 
     def wait_sent(self) -> None:
-        """Wait until the mean of the last round was sent to all workers, for at most LEAVE_SECONDS."""
+        """Wait until the result of the last round was sent to all workers, for at most LEAVE_SECONDS."""
         rounds = self.aggregation
         with rounds.changed:
             last = rounds.round - 1

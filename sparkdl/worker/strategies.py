@@ -81,7 +81,7 @@ class Strategy(ABC):
         self.replica, self.settings = replica, settings
         self.version, self.rows, self.steps = 0, 0, 0
         self.loss = (0.0, 0.0)
-        self.first_losses: list[float] = []  # of first batches, in windows with several batches
+        self.first_losses: list[float] = []  # of the first batch of each window with several batches
 
     @abstractmethod
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
@@ -115,7 +115,7 @@ class Strategy(ABC):
         return b""
 
     def apart(self) -> Center | None:
-        """Return the center, if the replica has other weights: its own."""
+        """Return the center if the replica trains weights of its own; otherwise None."""
         return None
 
     def sent(self, kind: Kind, reading: Reading | None) -> Update:

@@ -241,7 +241,7 @@ def parts_made(
         labels: whether rows must have labels.
 
     Raises:
-        DataError: the function raised an exception.
+        DataError: the function raised an exception, or its result has none of the forms of ``parts_of``.
     """
 
     def parts() -> Iterator[tuple[Any, ...]]:

@@ -326,7 +326,11 @@ class EvaluateFrameTask(Task[object]):
 
 
 def run(task: Task[R_co], given: Iterator[object], call: TaskCall) -> Iterator[R_co]:
-    """Run a task over the values that Spark gives it."""
+    """Run a task over the values that Spark gives it.
+
+    Raises:
+        SparkDLError: the task failed. Any other exception becomes a WorkerError.
+    """
     try:
         yield from task.run(computed(given, f"partition {call.partition}"), call)
     except SparkDLError:
