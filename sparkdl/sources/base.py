@@ -64,8 +64,8 @@ class Source(ABC):
         partitions: the number of partitions, if each stays whole on one worker; None: rows may move.
         session: the session of a DataFrame.
         of_a_plan: whether the job computes the rows from the user's own RDD or DataFrame.
-        ahead: the number of tasks without rows that precede the workers' tasks. If there are any, the result
-            of each task arrives as soon as the task ends.
+        ahead: the number of tasks without rows that precede the workers' tasks. If there are any, results
+            arrive task by task, in the order of the tasks, and not all at the end.
         held_batch: the number of rows in an evaluation batch. For evaluation, arrays are dealt in whole
             batches of this size.
         held_most: the number of leading validation rows that are evaluated; None: all.
@@ -196,7 +196,11 @@ class ArraySource(Source):
         return len(self.arrays[0])
 
     def split(self, fraction: float) -> tuple[ArraySource, ArraySource]:
-        """Return the leading rows and the last ``fraction`` of rows, as Keras's validation_split does."""
+        """Return the leading rows and the last ``fraction`` of rows, as Keras's validation_split does.
+
+        Raises:
+            DataError: one of the two parts has no rows.
+        """
         at = int(self.count() * (1 - fraction))
         if not 0 < at < self.count():
             raise DataError(
@@ -273,7 +277,7 @@ class ArraySource(Source):
     def rows_to_serve(self, cluster: SparkApplication, batch_size: int) -> ArrayBlocks | None:
         """Return the rows if a task's share of them exceeds SMALL_TASK_BYTES, with at most one task per slot.
 
-        They are in order, divided into one task per slot, in blocks of whole batches.
+        They are in order, divided among these tasks, in blocks of whole batches.
         """
         num_tasks, size = self._num_tasks(cluster.slots()), rows_per_block(self.schema.columns)
         if self.nbytes <= SMALL_TASK_BYTES * num_tasks:

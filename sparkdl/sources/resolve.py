@@ -47,7 +47,7 @@ def make_source(
     Raises:
         ConfigError: the rows are of a kind that is not supported, or another argument does not fit them. The
             message names the remedy.
-        DataError: the arrays have different lengths.
+        DataError: the arrays have different lengths, or one cannot be read as rows.
     """
     x, y, weights = (*parts, None, None)[:3]
     frame = isinstance(x, DataFrame) or (

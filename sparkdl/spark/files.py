@@ -1,6 +1,6 @@
 """Files on any file system: local paths through the standard library, URIs through Hadoop.
 
-Failures of both raise OSError.
+Failures of both raise OSError. A URI raises ConfigError if there is no SparkContext.
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ def open_folder(uri: str, *, context: Context) -> Folder:
 
     The URI of a folder that the driver's machine has mounted, such as ``file:///data``, gives a
     ``LocalFolder``.
+
+    Raises:
+        ConfigError: ``uri`` is a URI, and there is no SparkContext.
     """
     if not is_uri(uri):
         Path(uri).mkdir(parents=True, exist_ok=True)

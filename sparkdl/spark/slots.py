@@ -60,7 +60,7 @@ def wait_of(stages: Sequence[tuple[bool, int]], others: Sequence[int], running: 
     Args:
         stages: for each stage of the workers' job, whether it was submitted, and its number of tasks. The
             workers are the tasks of the last stage.
-        others: the numbers of the other active jobs.
+        others: the IDs of the other active jobs.
         running: the number of tasks that run, of all jobs.
     """
     if not any(submitted for submitted, _ in stages):

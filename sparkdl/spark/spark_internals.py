@@ -68,7 +68,7 @@ def last_finish(bar: Any) -> Any:
 
 
 def stage_ids(context: Any, tag: str) -> list[int]:
-    """Return the numbers of the stages of the jobs with a tag, also of jobs that have ended."""
+    """Return the IDs of the stages of the jobs with a tag, also of jobs that have ended."""
     tracker = _scala(context).statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]  # Spark 4.0 to 4.3
     return sorted({int(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()})
@@ -87,7 +87,7 @@ def running_tasks(context: Any) -> int:
 
 
 def other_jobs(context: Any, tag: str) -> list[int]:
-    """Return the numbers of the active jobs that do not have this tag."""
+    """Return the IDs of the active jobs that do not have this tag."""
     tracker = _scala(context).statusTracker()
     return sorted(set(tracker.getActiveJobIds()) - set(tracker.getJobIdsForTag(tag)))  # Spark 4.0 to 4.3
 

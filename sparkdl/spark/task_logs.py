@@ -26,7 +26,7 @@ _lock = threading.Lock()
 _quiet: dict[Any, list[str]] = {}  # the loggers that are off, by SparkContext
 _jobs: dict[Any, int] = {}  # the number of jobs that need them off
 _failed: dict[Any, set[int]] = {}  # the stages of failed jobs, until the loggers are restored
-# The loggers without the lines of failed jobs.
+# By SparkContext, the loggers that filter out the lines about failed jobs.
 _filtered: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 

@@ -243,8 +243,9 @@ def write_tfrecords(
     Raises:
         ConfigError: a column has a type that records cannot hold, the compression is unknown, or the session
             is one of Spark Connect.
-        DataError: an array has a null in it.
+        DataError: an array has a null in it, or Spark cannot compute or write the rows.
         FileExistsError: the folder exists, and ``overwrite`` is False.
+        OSError: a folder cannot be created, moved or removed.
     """
     if compression not in ("", "gzip"):
         raise ConfigError(f'compression should be "" or "gzip"; got {compression!r}.')
