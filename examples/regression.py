@@ -1,4 +1,4 @@
-"""A regression on a DataFrame: one number from many columns, early stopping, a saved model."""
+"""A regression on a DataFrame: one number from two columns, early stopping, a saved model."""
 
 import os
 import tempfile

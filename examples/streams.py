@@ -17,7 +17,7 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 folder = tempfile.TemporaryDirectory()
 generator = np.random.default_rng(0)
 
-# Four files, as if they arrived one after another: three numbers, and which of two kinds it is.
+# Four files, as if they arrived one after another: each row has three numbers and one of two labels.
 os.mkdir(f"{folder.name}/visits")
 for number in range(4):
     x = generator.normal(size=(500, 3))

@@ -44,7 +44,7 @@ def build_model(kind):
 
 
 def main():
-    """Train on all but every fifth image and print the accuracy on those."""
+    """Train on four of every five images and print the accuracy on the rest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["shipped", "keras"], default="shipped")
     parser.add_argument("--model", choices=MODELS, default="mlp")
