@@ -28,7 +28,7 @@ NOISE = re.compile(
 )
 BLOCK = re.compile(r"^Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)", re.MULTILINE)
 FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line \d+, in .*\n(?: {4,}.*\n)*', re.MULTILINE)
-# The modules and packages of this package. A user's own folder may have the same name, such as a clone.
+# The modules and packages of this package. A user's own folder may also be called sparkdl, such as a clone.
 OURS = "|".join(each.name for each in pkgutil.iter_modules([os.path.dirname(os.path.dirname(__file__))]))
 LIBRARIES = re.compile(
     r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/pyspark(?:\.zip)?/|/sparkdl-shipped\.zip/|"

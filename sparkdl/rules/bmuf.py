@@ -28,6 +28,9 @@ class BMUF(Rule):
         power: 1 (default) is the paper's choice: each mean counts K times in the end.
             ``SparkModel`` uses 0.5, with sqrt(K) times the learning rate in the workers, if a round
             has several batches and ``merge`` is not set. K then counts as at most 8.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     name = "bmuf"

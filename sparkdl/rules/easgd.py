@@ -4,8 +4,9 @@ After every window, a worker with the weights w sends e = alpha (w - c). In roun
 last round; otherwise it is the current center, which the worker pulls first. The worker continues from w - e,
 and e is added to the center.
 
-The center replaces a worker's weights only at the start, after an update that was not merged because of NaN,
-Inf or values that are too large, and (in rounds) after a callback has set the center.
+The center replaces a worker's weights only if the worker begins without weights of its own in a snapshot,
+after an update that was not merged because of NaN, Inf or values that are too large, and (in rounds) after a
+callback has set the center.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class AEASGD(Rule):
         alpha: fraction of their distance by which the worker and the center each move in one exchange: the
             paper's learning rate times rho, above 0 and below 1. None is the paper's choice, 0.9
             divided by the number of workers with rows.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     name = "aeasgd"

@@ -47,6 +47,9 @@ class DiLoCo(Rule):
     Attributes:
         outer_learning_rate: the step size; 1 without momentum is the rule "average".
         outer_momentum: fraction of the velocity kept in each step, at least 0 and below 1.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     name = "diloco"

@@ -38,6 +38,9 @@ class SGD(Outer):
         learning_rate: the step size; 1 adds the mean delta as it is, if there is no momentum.
         momentum: fraction of the velocity kept in each step, at least 0 and below 1.
         nesterov: whether to use Nesterov momentum.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     learning_rate: float = 1.0
@@ -80,6 +83,9 @@ class Adam(Outer):
         beta_1: fraction of the mean of gradients kept in each step.
         beta_2: fraction of the mean of squares kept in each step.
         tau: the constant in the denominator; with a larger value the step sizes are less adaptive.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     learning_rate: float = 0.01
