@@ -71,7 +71,7 @@ class Connection:
             it supports a limit; 0: no limit.
 
     Attributes:
-        retried: number of requests that were resent.
+        retried: number of times that a request was resent.
     """
 
     def __init__(self, endpoint: Endpoint, retries: int, *, outage: float = 0.0, unsent: int = 0) -> None:
@@ -240,7 +240,7 @@ class HttpExchange(Exchange):
         endpoint: the endpoint.
         worker: this worker's index.
         attempt: Spark's taskAttemptId, which is larger for newer attempts.
-        generation: the generation (the start of the worker group) that the worker belongs to, by number.
+        generation: the number of the generation (the start of the worker group) that the worker belongs to.
         layout: the digest of the trainable variables' layout.
         unsent: see Connection.
         codec: the codec of updates; None: they are sent as float32.
@@ -265,7 +265,7 @@ class HttpExchange(Exchange):
 
     @property
     def retried(self) -> int:
-        """The number of requests that this worker has resent."""
+        """The number of times that this worker has resent a request."""
         return self._connection.retried
 
     def join(self, host: str, pid: int) -> None:

@@ -168,6 +168,6 @@ def _held(handler: logging.Handler) -> Iterator[None]:
 
 
 def named(worker: int, message: str) -> str:
-    """Return a worker's message with the worker's name, unless the message begins with it."""
+    """Return a worker's message, preceded by the worker's name unless it begins with that name."""
     name = f"worker {worker}"
     return message if re.match(rf"{name}\b", message, re.IGNORECASE) else f"{name}: {message}"

@@ -8,10 +8,15 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
-* state: ``state`` bytes: optimizer variables, the states of random generators, and with an elastic
-  rule the worker's own weights, and in a report of the center the state of the merge rule, as a record of
-  ``core.packing``, which is also the reply to a RULE; or arrays of the user's own, one after the other; or
-  rows in NumPy's format; or, in the reply to a SHARE, the number of rows of each worker.
+* state: ``state`` bytes, by the kind of update:
+
+  * REPORT, STATE, and the reply to a RESTORE: optimizer variables, the states of random generators, and with
+    an elastic rule the worker's own weights. In a report of the center, the state of the merge rule follows,
+    as a record of ``core.packing``.
+  * the reply to a RULE: such a record.
+  * ARRAYS and the reply: arrays of the user's own, one after the other.
+  * GIVE, and the reply to a TAKE: rows in NumPy's format.
+  * the reply to a SHARE: the number of rows of each worker.
 
 An update's header (worker to endpoint, ``UPDATE``, 144 bytes)::
 
@@ -332,7 +337,7 @@ class FailureReport(TypedDict):
     Attributes:
         kind: "worker", "data", "rule", or "lost" if the task cannot reach another worker.
         worker: the worker; for a task that deals rows to workers, its partition.
-        generation: the generation (the start of the worker group) that the task belongs to, by number.
+        generation: the number of the generation (the start of the worker group) that the task belongs to.
         attempt: the worker's attempt; -1: the task belongs to no worker.
         host: the host of the task.
         message: the reason.
