@@ -14,7 +14,7 @@ from sparkdl.transport.messages import Update
 STRIKES = 10  # consecutive updates of one worker with NaN, Inf or huge values that end the run
 FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
 FIRST = 32  # the initial loss is the mean over this many first batches, or over all first windows if longer
-RISE = 10.0  # relative rise of the loss; a run has diverged if it exceeds RISE, WIDER and GROWTH together
+RISE = 10.0  # relative rise of the loss; a run has diverged if RISE, WIDER and GROWTH are all exceeded
 WIDER = 1.5  # ratio of the center's norm to its initial norm; losses end no run with a smaller ratio
 GROWTH = 50.0  # the relative rise times the ratio of norms
 THROWS = 3  # a run has diverged after this many consecutive epochs in which workers repaired the center

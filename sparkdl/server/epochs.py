@@ -187,7 +187,7 @@ class Epochs:
         return epoch not in self.shape.evaluated or self.aggregation.all_of(report.validation)
 
     def concerns_driver(self, epoch: int) -> bool:
-        """Return True if an epoch is complete, waits for the driver's evaluation, or is not released yet."""
+        """Return True if an epoch is complete or not released yet, or its evaluation waits for the driver."""
         unreleased = bool(self.schedule.plans) and self.schedule.released <= epoch
         return self.is_complete(epoch) or self.unattended(epoch) is not None or unreleased
 

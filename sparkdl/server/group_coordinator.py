@@ -140,7 +140,7 @@ class GroupCoordinator(ABC):
 
         Raises:
             RefusedError: the generation or the run is over, the worker is unknown, a newer attempt has
-                joined, or the worker group has to restart.
+                joined, this attempt was lost, or the worker group has to restart.
         """
         with self.changed:
             older = self.membership.older_attempt(worker, generation, attempt)
@@ -279,7 +279,8 @@ class GroupCoordinator(ABC):
         """Check an update by its header alone, before any of its sections are read.
 
         Raises:
-            RefusedError: the run, generation, attempt, layout or the length of a section does not match.
+            RefusedError: the run, generation, attempt, layout or length of a section does not match, or the
+                update cannot be merged now.
         """
         try:
             self._check_header(update, lengths)

@@ -23,12 +23,12 @@ the other workers also use:
 * ``POST /v1/leave``      JSON: a worker's attempt has ended.
 
 Errors of the app are JSON, ``{"error": message}``, except the 401 of ``GET /``, which is HTML. The statuses
-are: 400 malformed, 401 no valid token, 403 not from the live page, 404 unknown path, 405 wrong method, 408
-incomplete request (may be sent again), 409 does not fit the state of the run (such as an old generation or
-attempt), 410 the run is over, 411 no length, 413 wrong size, 422 a different model, rows or arrays, 500 the
-endpoint failed, 501 no metrics, 503 too many viewers. The token is checked before the body is read, and the
-header of an update before its sections. The connection of a refused request is closed, so that the rest of
-its body is never read. Request data is never unpickled, and no path is resolved on the disk.
+are: 400 malformed, 401 no valid token, 403 not from the live page, 404 unknown path or block, 405 wrong
+method, 408 incomplete request (may be sent again), 409 does not fit the state of the run (such as an old
+generation or attempt), 410 the run is over, 411 no length, 413 wrong size, 422 a different model, rows or
+arrays, 500 the endpoint failed, 501 no metrics, 503 too many viewers. The token is checked before the body is
+read, and the header of an update before its sections. The connection of a refused request is closed, so that
+the rest of its body is never read. Request data is never unpickled, and no path is resolved on the disk.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def serve(
     *,
     num_viewers: int = 0,
 ) -> Iterator[int]:
-    """Serve an app in a thread while the context lasts; yield the port.
+    """Serve an app in a thread during a ``with`` block; yield the port.
 
     Args:
         app: the app.

@@ -51,7 +51,7 @@ class Screening:
 
         Raises:
             RefusedError: the generation or the run has ended, or the worker's attempt was superseded or lost.
-            WireError: the parameters are not a gradient of this model.
+            WireError: the parameters are not those of an update of this model.
         """
         update = self.aggregation.decoded(update)
         if not update.rows or self.aggregation.has_taken(update.worker, update.sequence):

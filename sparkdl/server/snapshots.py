@@ -89,7 +89,7 @@ class Snapshots(ABC):
         return replace(self.committed, progress=self.schedule.progress, **center)
 
     def check_rule(self, update: Update) -> None:
-        """Refuse a report whose state of the rule is not one, before the report is booked.
+        """Refuse a report with an invalid state of the rule, before the report is counted.
 
         Raises:
             RefusedError: the record after the worker's own state is not a state of the rule.

@@ -39,7 +39,7 @@ class Aggregation(ABC):
         statistics: moving statistics.
         version: number of changes of the center: merged updates or rounds, and calls of
             ``replace``.
-        merges: number of merged updates or rounds, with those that a restart rolled back.
+        merges: number of merged updates or rounds, including those that a restart rolled back.
         state: state of the rule.
         losses: mean loss of each update or round counted since the losses were last taken, and nan
             for each update that was rejected by ``Screening``.
@@ -161,7 +161,7 @@ class Aggregation(ABC):
         raise RefusedError(400, "Workers report no state of the merge rule in this run.")
 
     def body_bytes(self) -> int:
-        """Return the size of an update's sections in bytes."""
+        """Return the size of an update's sections in bytes, once they are decoded."""
         return 4 * (len(self.parameters) + len(self.statistics))
 
     def takes(self, words: int, *, sliced: bool) -> bool:

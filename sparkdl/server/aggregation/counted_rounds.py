@@ -13,7 +13,7 @@ from sparkdl.server.aggregation.gradient_rounds import GradientRounds
 from sparkdl.server.aggregation.rounds import SynchronousRounds
 from sparkdl.transport.messages import Reply, Update
 
-RULE_BYTES = 64 << 10  # additional size of the numbers in a rule's state, as text
+RULE_BYTES = 64 << 10  # bytes by which a rule's state may grow, since its numbers are text
 
 
 class Counted(SynchronousRounds):

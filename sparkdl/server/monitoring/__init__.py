@@ -1,1 +1,1 @@
-"""Observation of a run: its record, and the live page that shows it."""
+"""Observation of a run: its record, the live page that shows it, and its metrics."""

@@ -122,7 +122,7 @@ def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metr
 
 
 def _workers(store: GroupCoordinator) -> Iterator[Metric]:
-    """Yield the number of workers by state, and the position of each."""
+    """Yield the number of workers by state, and the position and silence of each."""
     from prometheus_client.core import GaugeMetricFamily
 
     states = GaugeMetricFamily("sparkdl_workers", "Workers by state.", labels=["state"])

@@ -89,7 +89,7 @@ class Event(TypedDict):
 
 
 class Progress(TypedDict):
-    """The progress of an epoch, which is an index: its rows so far, all its rows, and its seconds."""
+    """The progress of an epoch: its index, its rows so far, all its rows, and its seconds."""
 
     epoch: int
     rows: int
@@ -106,7 +106,7 @@ class WorkerSample(TypedDict):
         rows: its training rows per epoch; ``seen`` are those it has trained on in ``epoch``, counted from 1.
         speed: training rows per second.
         received: bytes received from the worker; ``sent`` are those sent to it.
-        heard: seconds since its last heartbeat.
+        heard: seconds since its last message.
         times: seconds of each of ``messages.ACTIVITIES``.
         staleness: that of its last merged update; None in rounds.
         dropped: number of its updates that were dropped.
