@@ -203,8 +203,8 @@ def epoch_clock():
 def plain(spec: Spec) -> dict:
     """Run ``model.fit`` in this process, on the cores it was given.
 
-    Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a process of
-    the ceiling, which stands for a worker, they are part of the first fit.
+    Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a gated
+    process, such as one of the ceiling, which stands for a worker, they are part of the first fit.
     """
     (x, y), test = load(spec)
     made = functools.cache(lambda: initial(spec))

@@ -388,7 +388,7 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
     """Return the combinations that fell short, each with its worst problem, in the order of ``Shortfall``.
 
     A default falls short if five seeds miss its bar, a named rule if the one seed of the pilot lies a point
-    or more below plain Keras.
+    or more below plain Keras. Either falls short if a run diverged.
     """
     found: dict[tuple, tuple] = {}
     settings = {replace(case, seed=0) for case in answers if case.mode != "plain" and not case.rate}

@@ -55,7 +55,7 @@ def peak() -> int:
 
 
 def serve_sparkdl(mode: str, count: int, clients: int) -> None:
-    """Serve the endpoint of a run that neither rows nor epochs end."""
+    """Serve the endpoint of a run that does not end by itself."""
     from sparkdl.data.batch_plan import Plan
     from sparkdl.rules import Sum
     from sparkdl.server.aggregation import AggregationSpec, make_aggregation

@@ -8,8 +8,8 @@
    Keras.
 3. Ingestion: all of MNIST's training rows from a cached DataFrame as Arrow batches, from its ``rdd``, and
    from a cached RDD of pairs, into the files that epochs read, by as many tasks as there are cores.
-4. Input work of two CNNs over 5 epochs on one core: batches out of the files, by a worker's own code during
-   its steps, and the time of Arrow ingestion on one core, as a share of the total.
+4. Input work of two CNNs over 5 epochs on one core: the time in which a worker's own code reads batches from
+   the files, plus the time of Arrow ingestion on one core, as a share of the total.
 
     python benchmarks/feed.py --data MNIST_FOLDER --results benchmarks/RESULTS.md
 """
@@ -142,7 +142,7 @@ def frame_of(spark, x, y, folder: str):
 
 
 def timed(function: Callable[[], int], expected: int) -> float:
-    """Return the seconds of a call that must return ``rows`` rows."""
+    """Return the seconds of a call that must return ``expected`` rows."""
     began = time.perf_counter()
     if function() != expected:
         raise SystemExit("Some rows are missing.")

@@ -51,7 +51,7 @@ class Spec:
     merge: str | None = None  # the rule; None is the contestant's own default
     optimizer: str = "sgd"
     rate: float = 1.0  # the factor of its learning rate
-    model: str = "mlp"  # or cnn, with BatchNormalization
+    model: str = "mlp"  # or cnn, with BatchNormalization, or convnet
     backend: str = "tensorflow"  # Keras's
     workers: int = 2
     batch_size: int = 64

@@ -7,8 +7,8 @@ the mean of the paired differences in points of accuracy and its 95 % interval b
 
     python benchmarks/paired_accuracy.py --elephas-venv ~/elephas --data MNIST_FOLDER
 
-It takes hours. Answers are stored beside it: with ``--journal benchmarks/paired_accuracy.jsonl`` only missing
-ones are computed.
+It takes hours. With ``--journal benchmarks/paired_accuracy.jsonl``, the file of stored answers beside this
+script, only missing answers are computed.
 
 With ``--model cnn`` the contestants train a network with BatchNormalization instead, and the script prints
 the lowest moving variance of a trained model, which must not be negative:
