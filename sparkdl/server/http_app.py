@@ -70,7 +70,7 @@ from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
 from sparkdl.transport.arrivals import Arrival, read
-from sparkdl.transport.messages import ACTIVITIES, Buffers, Interval, Reply, Running, Sections, Update
+from sparkdl.transport.messages import ACTIVITIES, Buffers, Flag, Interval, Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
 BINARY = "application/octet-stream"
@@ -465,6 +465,8 @@ def _replies(store: Exchanges, traffic: Traffic, stream: InputStream) -> Iterato
         arrival = Arrival(update, lengths, stream, store.aggregation.pool)
         began, waited = time.perf_counter(), waited_seconds()
         reply = store.exchange(update, arrival)
+        if reply.flags & Flag.RESEND:
+            arrival.discard()
         waited = waited_seconds() - waited
         merged = time.perf_counter() - began - waited - arrival.seconds
         delivered = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.transport.exchange import Begin, Exchange, Notes, awaiting
+from sparkdl.transport.exchange import Begin, Exchange, Notes, repeated
 from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
 
 
@@ -55,7 +55,7 @@ class LocalExchange(Exchange):
             self.store.sent(sent)
             if not reply.flags & Flag.AGAIN:
                 return reply
-            ticket = awaiting(ticket)
+            ticket = repeated(ticket, reply)
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

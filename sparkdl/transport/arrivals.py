@@ -13,6 +13,8 @@ from sparkdl.core.vectors import as_bytes
 from sparkdl.transport import messages
 from sparkdl.transport.messages import Sections, Update
 
+DISCARDED = 1 << 16  # bytes that are read at a time if they are not kept
+
 
 class Arrival:
     """The arrival of an update's sections.
@@ -40,6 +42,12 @@ class Arrival:
         body = _read_sections(self.stream, self.lengths.nbytes, self.pool)
         self.seconds += time.perf_counter() - began
         return messages.fill(replace(self.update), self.lengths, body)
+
+    def discard(self) -> None:
+        """Read the sections without keeping them, so that the next update can be read."""
+        left = self.lengths.nbytes
+        while left and (piece := read(self.stream, min(left, DISCARDED))):
+            left -= len(piece)
 
 
 def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryview:

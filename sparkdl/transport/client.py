@@ -30,7 +30,7 @@ from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.transport import messages, tls
-from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
+from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, repeated
 from sparkdl.transport.log_lines import LogBuffer
 from sparkdl.transport.messages import (
     ACTIVITIES,
@@ -316,7 +316,7 @@ class HttpExchange(Exchange):
             if not reply.flags & Flag.AGAIN:
                 reply.waited, reply.merged = waited, merged
                 return reply
-            ticket = awaiting(ticket)
+            ticket = repeated(ticket, reply)
 
     def send_lost(self, ticket: Update) -> None:
         """Send an update again if it did not reach the endpoint, as far as this host knows by now."""
@@ -327,7 +327,7 @@ class HttpExchange(Exchange):
     def try_finish(self, ticket: Update, memory: Vector = EMPTY) -> Reply:
         """Return the reply to an update, which says ``Flag.AGAIN`` if it is not ready.
 
-        Then request it again with ``awaiting(ticket)``.
+        Then request it again with ``repeated(ticket, reply)``.
         """
         connection, sent, self._sent = self._connection, self._sent, False
         reply = connection.patiently(

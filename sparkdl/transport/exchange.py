@@ -121,6 +121,11 @@ class Exchange(ABC):
         return self.finish(self.begin(update))
 
 
+def repeated(update: Update, reply: Reply) -> Update:
+    """Return what to send after a reply with ``Flag.AGAIN``: the update again, or only its header."""
+    return update if reply.flags & Flag.RESEND else awaiting(update)
+
+
 def awaiting(update: Update) -> Update:
     """Return the header that requests the reply to an update that was already sent."""
     return Update(

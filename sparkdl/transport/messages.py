@@ -95,6 +95,7 @@ class Flag(IntFlag, boundary=STRICT):
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
     ENCODED = 256  # update and reply: the parameters are words of the run's codec (``core.codecs``)
+    RESEND = 512  # reply, with AGAIN: the sections were not read; send the update again
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from sparkdl.server.http_app import make_shard_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import tls
 from sparkdl.transport.client import HttpExchange
-from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, awaiting
+from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, repeated
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
 from sparkdl.worker.replicated_center import ReplicatedCenter
 
@@ -319,7 +319,7 @@ class ShardedExchange(Exchange):
             for worker, part in list(pending.items()):
                 reply = self._ask(worker, part, mean[slice(*self.spans[worker])])
                 if reply.flags & Flag.AGAIN:
-                    pending[worker] = awaiting(part)
+                    pending[worker] = repeated(part, reply)
                 else:
                     del pending[worker]
                     received += len(reply.parameters)

@@ -2,6 +2,8 @@
 
 # Seconds that a request may wait before the endpoint replies that the worker should ask again.
 PATIENCE = 20.0
+# The same for an update whose body may not be read yet; less than the ``TIMEOUT`` of ``transport.client``.
+BODY_PATIENCE = 60.0
 # Maximum bytes of the bodies that are read before their turn in a round; without rounds, of all vectors of
 # exchanges under way.
 EARLY_BYTES = 64 << 20

@@ -119,7 +119,10 @@ class SynchronousRounds(Aggregation):
     def push(self, update: Update, read: Read, control: Control) -> Reply:
         """Add an update to its round and reply when the round has closed."""
         counts = False
-        if self._admit(update):
+        admitted = self._admit(update)
+        if admitted is None:
+            return Reply(flags=Flag.AGAIN | Flag.RESEND)
+        if admitted:
             try:
                 counts = self._accept(read(), control)
             finally:
@@ -134,8 +137,14 @@ class SynchronousRounds(Aggregation):
             reply = self._answer(update)
             return reply if counts else replace(reply, flags=reply.flags | Flag.DUPLICATE)
 
-    def _admit(self, update: Update) -> bool:
-        """Wait until the update's body may be read. Return False if the update was accepted before."""
+    def _admit(self, update: Update) -> bool | None:
+        """Wait until the update's body may be read.
+
+        Returns:
+            True if it may be read, False if the update was accepted before, and None if the worker should
+            send it again, because it has waited for BODY_PATIENCE.
+        """
+        patience = self.clock() + limits.BODY_PATIENCE
         with self.changed:
             if update.sequence > self.round:
                 raise RefusedError(
@@ -151,9 +160,11 @@ class SynchronousRounds(Aggregation):
                 if self._is_next(update) or kept + size <= limits.EARLY_BYTES:
                     self.reading.add(update.worker)
                     return True
+                if self.clock() >= patience:
+                    return None
                 self.outside += 1
                 try:
-                    self.changed.wait(self._until(self.clock() + limits.PATIENCE))
+                    self.changed.wait(self._until(patience))
                 finally:
                     self.outside -= 1
                 check_current(self, update)

@@ -1,6 +1,7 @@
 """Promises of the Exchange interface, checked for each implementation."""
 
 import socket
+import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,6 +13,7 @@ from sparkdl.core import buffer_pool
 from sparkdl.core.vectors import aligned
 from sparkdl.errors import RefusedError, TransportError
 from sparkdl.server import http_server
+from sparkdl.server.aggregation import limits
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.local_exchange import LocalExchange
@@ -147,6 +149,28 @@ def test_a_late_round_is_asked_for_again(way):
     assert [[3.0], [3.0]] == [reply.parameters.tolist() for reply in replies]
     assert 1 == store.aggregation.version
     assert 0 == store.counters["duplicates"]
+
+
+def test_an_update_that_waits_unread_for_a_slow_worker_is_sent_again(way, monkeypatch):
+    """A body that may not be read for long is dropped, and its worker sends it again until it is."""
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "BODY_PATIENCE", 0.02)
+    store = store_of(workers=3, size=100_000)
+    exchanges, sent = gang(way, store), []
+    exchange = store.exchange
+    monkeypatch.setattr(store, "exchange", lambda *args: sent.append(args[0].worker) or exchange(*args))
+
+    def send(worker):
+        time.sleep(0.5 * (worker == 0))
+        return exchanges[worker](
+            Update(Kind.GRADIENT, rows=4, loss=1.0, parameters=np.full(100_000, worker, np.float32))
+        )
+
+    replies = together(*(lambda k=k: send(k) for k in range(3)))
+
+    assert [{1.0}] * 3 == [set(reply.parameters.tolist()) for reply in replies]
+    assert (1, 0) == (store.aggregation.version, store.counters["duplicates"])
+    assert sent.count(1) > 1 == sent.count(0)
 
 
 def test_an_update_that_is_sent_twice_counts_once(way):
