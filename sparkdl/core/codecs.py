@@ -8,9 +8,9 @@ restarted sends the same bits again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import inf
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -23,9 +23,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Codec(ABC):
-    """Base class of codecs."""
+    """Base class of codecs.
+
+    Attributes:
+        name: the name, as in ``compression=``.
+        below: numbers of smaller magnitude stay finite.
+    """
 
     name: ClassVar[str]
+    below: ClassVar[float] = inf
 
     def num_words(self, size: int) -> int:
         """Return the number of words of an encoded vector with this number of elements."""
@@ -79,17 +85,19 @@ class Codec(ABC):
 class Half(Codec):
     """Numbers of 16 bits, rounded to nearest."""
 
-    dtype: ClassVar[Any]
+    @abstractmethod
+    def _dtype(self) -> Any:
+        """Return the dtype of a number."""
 
     def _num_bytes(self, size: int) -> int:
         return 2 * size
 
     def _write(self, vector: Vector, data: Bytes, place: tuple[int, int]) -> None:
         with np.errstate(over="ignore"):
-            data[: 2 * len(vector)].view(self.dtype)[:] = vector
+            data[: 2 * len(vector)].view(self._dtype())[:] = vector
 
     def _read(self, data: Bytes, size: int) -> Vector:
-        vector: Vector = data[: 2 * size].view(self.dtype).astype(np.float32)
+        vector: Vector = data[: 2 * size].view(self._dtype()).astype(np.float32)
         return vector
 
 
@@ -97,14 +105,21 @@ class BF16(Half):
     """bfloat16: the range of float32, with 8 bits of precision."""
 
     name = "bf16"
-    dtype = ml_dtypes.bfloat16
+
+    def _dtype(self) -> Any:
+        import ml_dtypes  # which Keras requires; ``sparkdl.run`` also works on executors without it
+
+        return ml_dtypes.bfloat16
 
 
 class FP16(Half):
     """float16, with 11 bits of precision. Numbers beyond its range, about ±65,504, become infinite."""
 
     name = "fp16"
-    dtype = np.float16
+    below = 65_520.0  # halfway from the largest number to the one that would follow
+
+    def _dtype(self) -> Any:
+        return np.float16
 
 
 class Int8(Codec):
@@ -150,3 +165,8 @@ class Int8(Codec):
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (BF16(), FP16(), Int8())}
+
+
+def salt_of(layout: bytes) -> int:
+    """Return 32 bits of a layout's digest, so that the parts for each shard get random bits of their own."""
+    return int.from_bytes(layout[:4], "little")

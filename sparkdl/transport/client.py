@@ -25,7 +25,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar, Unpack
 
 from sparkdl.core.buffer_pool import BufferPool
-from sparkdl.core.codecs import Codec
+from sparkdl.core.codecs import Codec, salt_of
 from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
@@ -355,8 +355,8 @@ def _encoded(update: Update, codec: Codec) -> Update:
     """Return an update with its parameters as words of a codec."""
     if not len(update.parameters):
         return update
-    salt = int.from_bytes(update.layout[:4], "little")  # parts for shards have layouts of their own
-    words = codec.encode(update.parameters, ((update.sequence << 32 | salt) & WORD, update.worker + 1))
+    place = (update.sequence << 32 | salt_of(update.layout)) & WORD, update.worker + 1
+    words = codec.encode(update.parameters, place)
     return replace(update, parameters=words, flags=update.flags | Flag.ENCODED)
 
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparkdl.core.buffer_pool import BufferPool
+from sparkdl.core.codecs import salt_of
 from sparkdl.core.reduction import Mean, Reduction
 from sparkdl.core.vectors import EMPTY, Vector, is_finite
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
@@ -227,6 +228,7 @@ class ShardedExchange(Exchange):
     ) -> None:
         self.driver, self.shard, self.address, self.spans, self.scaled = driver, shard, address, spans, scaled
         shard.aggregation.codec = driver.codec
+        shard.aggregation.salt = salt_of(shard.layout)
         self.center = center
         self._peers: list[HttpExchange] = []
         self._parts: list[Update] = []
@@ -290,6 +292,7 @@ class ShardedExchange(Exchange):
                 update = self.center.report(update)
             return self.driver.begin(update)
         below = inf if self.center is None else FARTHEST
+        below = below if self.driver.codec is None else min(below, self.driver.codec.below)
         sound = self.scaled or is_finite(update.parameters, below) and is_finite(update.statistics)
         rows = update.rows if sound else 0
         self._parts = [

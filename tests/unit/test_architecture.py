@@ -14,6 +14,8 @@ import sparkdl
         ("sparkdl", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.server.coordinator", ["keras", "tensorflow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.worker.loop", ["pyspark", "flask", "cheroot"]),
+        # sparkdl.run needs only NumPy and optree on the executors.
+        ("sparkdl.worker.tasks", ["keras", "ml_dtypes", "pyarrow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.api.run", ["keras", "tensorflow"]),
     ],
 )

@@ -29,6 +29,7 @@ class GradientRounds(SynchronousRounds):
     """
 
     has_replicas = True
+    salt = 0  # distinguishes the random bits of a shard's codec from those of other shards
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class GradientRounds(SynchronousRounds):
         if getattr(self.reductions[0], "sliced", False):
             reply = replace(reply, flags=reply.flags | Flag.SLICES)
         elif self.codec is not None and len(parameters):
-            parameters = self.codec.encode(parameters, (self.round << 32, 0))
+            parameters = self.codec.encode(parameters, (self.round << 32 | self.salt, 0))
             reply = replace(reply, flags=reply.flags | Flag.ENCODED)
         if self.hybrid is not None:
             self.depth = min(self.depth, self._depth(len(parameters)))

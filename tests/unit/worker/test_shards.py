@@ -119,6 +119,51 @@ def test_a_compressed_round_is_the_mean_of_what_was_sent(stack, name):
     assert np.abs(first - averaged(gradients, [4, 4, 4])).max() < 0.1
 
 
+def test_shards_draw_random_bits_of_their_own(stack):
+    """Two shards encode equal means with different random bits."""
+    size = 2 * GRAIN
+    workers = Workers(stack, 2, size, codec=CODECS["int8"])
+    half = noise(0, GRAIN)
+    reply, _ = workers.round(0, [np.concatenate([half, half])] * 2)
+
+    assert not np.array_equal(reply.parameters[:GRAIN], reply.parameters[GRAIN:])
+
+
+def test_a_gradient_that_a_codec_cannot_hold_is_not_merged(stack):
+    """A number beyond the range of float16 would become infinite; the others' mean is applied instead."""
+    workers = Workers(stack, 2, 100, codec=CODECS["fp16"])
+    spoilt = noise(1, 100)
+    spoilt[99] = 65_520
+    replies = workers.round(0, [noise(0, 100), spoilt])
+
+    for reply in replies:
+        np.testing.assert_allclose(noise(0, 100), reply.parameters, rtol=1e-2)
+    assert 1 == workers.store.counters["not_finite"]
+
+
+def test_parts_that_wait_for_a_slow_worker_are_sent_again(stack, monkeypatch):
+    """Parts that wait unread for a slow worker are dropped after a while and sent again, and count once."""
+    monkeypatch.setattr(limits, "EARLY_BYTES", 0)
+    monkeypatch.setattr(limits, "BODY_PATIENCE", 0.05)
+    size = 1 << 20
+    group = Workers(stack, 3, size)
+    gradients = [noise(worker, size) for worker in range(3)]
+    sent = []
+    for each in group.exchanges:
+        shard = each.shard
+        monkeypatch.setattr(
+            shard, "exchange", lambda *args, whole=shard.exchange: sent.append(args[0].worker) or whole(*args)
+        )
+
+    def exchange(worker):
+        time.sleep(0.5 * (worker == 0))
+        return group.exchanges[worker](Update(Kind.GRADIENT, rows=4, loss=1.0, parameters=gradients[worker]))
+
+    for reply in together(*(lambda k=k: exchange(k) for k in range(3))):
+        np.testing.assert_array_equal(averaged(gradients, [4, 4, 4]), reply.parameters)
+    assert sent.count(1) > 3
+
+
 def test_workers_that_pause_for_long_go_on(stack, monkeypatch):
     """Shards close connections that are silent for long; the next round uses new ones, without a pause."""
     monkeypatch.setattr("sparkdl.server.http_server.IDLE_SECONDS", 1)
