@@ -8,7 +8,7 @@ column and kind, and the first row with each is recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Faults:
         seeds: the seeds with which the keys of training and of validation rows were scrambled; None: they
             were not.
         origin: describes a row by its original key.
+        checked: the parts whose rows are not checked, because they have been.
     """
 
     def __init__(
@@ -74,13 +75,16 @@ class Faults:
         classes: Mapping[int, Classes],
         seeds: tuple[int | None, int | None] = (None, None),
         origin: Origin = lambda key: f"row {key}",
+        *,
+        checked: Container[int] = (),
     ) -> None:
         self.schema, self.classes, self.seeds, self.origin = schema, classes, seeds, origin
+        self.checked = checked
         self._found: dict[tuple[int, int, str], tuple[int, int]] = {}
 
     def note(self, block: Block) -> None:
         """Count the faults in the rows of a block."""
-        if not len(block.keys):
+        if not len(block.keys) or block.part in self.checked:
             return
         for place, rows in enumerate(block.columns):
             if isinstance(rows, TextRows):
@@ -108,24 +112,21 @@ class Watched:
 
     Args:
         blocks: the blocks.
-        faults: the counter of their faults; None disables the checks.
+        faults: the counter of their faults.
         shuffled: whether a shuffle dealt their training rows to workers.
     """
 
-    def __init__(
-        self, blocks: Iterable[Block], faults: Faults | None = None, *, shuffled: bool = False
-    ) -> None:
+    def __init__(self, blocks: Iterable[Block], faults: Faults, *, shuffled: bool = False) -> None:
         self.blocks, self.faults, self.shuffled = blocks, faults, shuffled
 
     def __iter__(self) -> Iterator[Block]:
         for block in self.blocks:
-            if self.faults is not None:
-                self.faults.note(block)
+            self.faults.note(block)
             yield block
 
     def found(self) -> list[Fault]:
         """Return the faults in the blocks that have passed."""
-        return [] if self.faults is None else self.faults.found()
+        return self.faults.found()
 
 
 def _wrong(rows: AnyRows, classes: Classes | None) -> Iterable[tuple[str, Array]]:

@@ -260,7 +260,8 @@ class ArraySource(Source):
         rows = ServedRows(self.served.counts, dealt=DealtRows() if shuffled else None)
 
         def make(stages: StageFactory, barrier: bool) -> Action:
-            train = stages.make(TrainTask(stages.code, rows, checked=shuffled is None))
+            checked = frozenset((TRAINING, VALIDATION) if shuffled is None else (TRAINING,))
+            train = stages.make(TrainTask(stages.code, rows, checked=checked))
             if shuffled is None:
                 return jobs.run_rdd(_empty(cluster, num_workers), train, barrier=barrier)
             blocks = shuffled.dealt(num_workers, None, stages, part=VALIDATION)
@@ -463,7 +464,8 @@ class RddSource(Source):
                 blocks = blocks.union(validation.dealt(num_workers, None, stages, part=VALIDATION))
             dealt = DealtRows(held_out=bool(split))
             rows = dealt if self.served is None else ServedRows(self.served.counts, dealt)
-            train = stages.make(TrainTask(stages.code, rows, shuffled=seed is not None))
+            checked = frozenset(() if self.served is None else (VALIDATION,))
+            train = stages.make(TrainTask(stages.code, rows, checked=checked, shuffled=seed is not None))
             return jobs.run_dealt(blocks, num_workers, train, barrier=barrier)
 
         return make

@@ -94,6 +94,10 @@ class Task(ABC, Generic[R_co]):
     def run(self, given: Iterator[object], call: TaskCall) -> Iterator[R_co]:
         """Yield the task's results, and read all values that Spark gives the task."""
 
+    def worker(self, call: TaskCall) -> int:
+        """Return the index of the worker that a call runs."""
+        return call.partition
+
 
 @dataclass(frozen=True)
 class FirstRowTask(Task[Sample]):
@@ -187,13 +191,14 @@ class TrainTask(Task[object]):
     Attributes:
         code: the user's code.
         rows: the rows.
-        checked: whether the driver has checked the rows for values that cannot be trained on.
+        checked: the parts (TRAINING, VALIDATION) whose rows the driver has checked for values that cannot be
+            trained on.
         shuffled: whether a shuffle dealt the training rows to workers.
     """
 
     code: Code
     rows: TaskRows
-    checked: bool = False
+    checked: frozenset[int] = frozenset()
     shuffled: bool = False
 
     spread = True
@@ -204,7 +209,7 @@ class TrainTask(Task[object]):
 
         job: TrainJob = call.shared.value
         keys, attempt = self.rows.keys(job.settings.plan), call.attempt()
-        faults = None if self.checked else Faults(job.schema, job.classes, keys.seeds, keys.origin)
+        faults = Faults(job.schema, job.classes, keys.seeds, keys.origin, checked=self.checked)
         blocks = self.rows.blocks(given, attempt.worker, call.endpoint)
         watched = Watched(blocks, faults, shuffled=self.shuffled)
         if job.hosted is None:
@@ -214,6 +219,11 @@ class TrainTask(Task[object]):
 
             yield from hosted_server.train(job, attempt, watched, self.code, call.context)
         _drain(given)
+
+    def worker(self, call: TaskCall) -> int:
+        """Return the index of the worker: an extra task of a hosted run precedes the workers."""
+        hosted = call.shared.value.hosted
+        return call.partition - (hosted.ahead if hosted is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -336,7 +346,7 @@ def run(task: Task[R_co], given: Iterator[object], call: TaskCall) -> Iterator[R
     except SparkDLError:
         raise
     except Exception as error:
-        raise WorkerError.of(reason_of(error), host=socket.gethostname(), worker=call.partition) from error
+        raise WorkerError.of(reason_of(error), host=socket.gethostname(), worker=task.worker(call)) from error
 
 
 def _drain(given: Iterator[object]) -> None:

@@ -67,6 +67,25 @@ def test_validation_rows_and_weights_are_looked_at(spark, problem):
     assert "sample_weight has NaN in 2 of 48 rows; the first is row 12." in words
 
 
+@pytest.mark.parametrize(
+    ("kind", "held"), [("arrays", "rdd"), ("rdd", "arrays")], ids=["arrays and an RDD", "an RDD and arrays"]
+)
+def test_each_faulty_row_is_reported_once(spark, problem, caplog, kind, held):
+    """If training and validation rows are of different kinds, each fault has one warning with its place."""
+    validation = MAKE[held](spark, NAN[:20], Y[:20])
+    SparkModel(problem.model(), num_workers=2).fit(
+        *MAKE[kind](spark, NAN, Y),
+        validation_data=validation if held == "arrays" else validation[0],
+        nan="warn",
+        **OPTIONS,
+    )
+
+    words = " ".join(record.getMessage() for record in caplog.records)
+    assert 1 == words.count(f"x has NaN in 2 of 48 rows; the first is {FIRST[kind][0]}.")
+    assert 1 == words.count("x has NaN in 1 of 20 validation rows; the first is row 12")
+    assert 2 == words.count("x has NaN")
+
+
 def leaving_out():
     """Return a model whose loss ignores labels that are NaN."""
 

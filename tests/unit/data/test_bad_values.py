@@ -54,6 +54,15 @@ def test_validation_rows_are_named_apart():
     assert "x has Inf in 1 of 5 validation rows; the first is row 4." == sentence
 
 
+def test_rows_that_were_checked_before_are_left_out():
+    """Rows of a part that the driver has checked are not counted again by the workers."""
+    faults = Faults(SCHEMA, CLASSES, checked={TRAINING})
+    faults.note(block([[np.nan, 1.0]], [0]))
+    faults.note(block([[np.inf, 1.0]], [0], 4, VALIDATION))
+
+    assert [VALIDATION] == [fault.part for fault in faults.found()]
+
+
 def test_numbers_of_sparse_rows_are_looked_at():
     """NaN in a sparse row is found."""
     rows = SparseRows.of([([0], [1.0]), ([], []), ([0, 1], [2.0, np.nan])], (2,), "float32")

@@ -43,7 +43,7 @@ def test_every_kind_of_task_is_a_frozen_dataclass(kind):
 @pytest.mark.parametrize("rows", ROWS, ids=lambda rows: type(rows).__name__)
 def test_a_task_is_the_same_after_it_was_sent(rows):
     """Pickling keeps all values of a task."""
-    task = tasks.TrainTask(Code(), rows, checked=True)
+    task = tasks.TrainTask(Code(), rows, checked=frozenset((TRAINING,)))
 
     assert task == cloudpickle.loads(cloudpickle.dumps(task))
 
@@ -104,3 +104,13 @@ def test_a_call_without_an_endpoint_is_an_attempt_too():
 
     assert (1, 7, 1, 2) == (attempt.worker, attempt.id, attempt.threads, attempt.generation)
     assert "" == attempt.endpoint.host
+
+
+@pytest.mark.parametrize(("hosted", "worker"), [(None, 2), (0, 2), (1, 1)])
+def test_an_error_names_the_worker_not_the_task(hosted, worker):
+    """If an extra task precedes the workers of a hosted run, an error still has its worker's index."""
+    job = types.SimpleNamespace(hosted=None if hosted is None else types.SimpleNamespace(ahead=hosted))
+    context = types.SimpleNamespace(partitionId=lambda: 2)
+    call = tasks.TaskCall(context, shared=types.SimpleNamespace(value=job))
+
+    assert worker == tasks.TrainTask(Code(), ROWS[0]).worker(call)
