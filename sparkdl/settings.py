@@ -44,8 +44,8 @@ def parse_port(name: str, port: object) -> PortChoice:
     found = port
     if isinstance(found, str) and found.count(":") == 1:
         first, last = found.split(":")
-        found = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else found
-    if isinstance(found, str) and found.isdigit():
+        found = range(int(first), int(last) + 1) if first.isdecimal() and last.isdecimal() else found
+    if isinstance(found, str) and found.isdecimal():
         found = int(found)
     numbers = found if isinstance(found, range) else [found]
     for number in numbers:

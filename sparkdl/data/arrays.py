@@ -41,9 +41,9 @@ def as_rows(value: Any, name: str) -> AnyRows:
 
     Raises:
         DataError: a column of a table does not hold numbers (unless all columns hold strings), the categories
-            of a column are neither numbers nor strings, a sparse array does not have two dimensions, some
-            values of an array are strings and others are not, or a string cannot be encoded as UTF-8. The
-            message names the array or column.
+            of a column are neither numbers nor strings, a sparse array does not have two dimensions, the rows
+            of a list differ in shape, some values of an array are strings and others are not, or a string
+            cannot be encoded as UTF-8. The message names the array or column.
     """
     if isinstance(value, SparseRows):
         return value
@@ -51,7 +51,13 @@ def as_rows(value: Any, name: str) -> AnyRows:
         return _of_matrix(value, name)
     if hasattr(value, "iloc"):
         return _of_strings(_of_pandas(value, name), name)
-    array = value.to_numpy() if hasattr(value, "to_numpy") else array_of(value)
+    try:
+        array = value.to_numpy() if hasattr(value, "to_numpy") else array_of(value)
+    except ValueError as error:
+        raise DataError(
+            f"{name} should be rows of equal shape, such as sequences padded to one length; got rows that "
+            f"NumPy cannot combine: {error}"
+        ) from None
     return _of_strings(array, name)
 
 

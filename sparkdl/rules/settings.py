@@ -8,7 +8,7 @@ from typing import Any
 from sparkdl.errors import ConfigError
 from sparkdl.rules import RULES
 from sparkdl.rules.base import Rule
-from sparkdl.rules.outer import SGD, Adam, Outer
+from sparkdl.rules.outer import SGD, Adam
 
 OUTER: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}
 
@@ -35,7 +35,7 @@ def _values(settings: object) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    if not isinstance(value, Outer):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     names = [name for name, kind in OUTER.items() if type(value) is kind]
     if not names:

@@ -36,7 +36,7 @@ class FunctionSource(Source):
         self.function, self.counts, self.labels = function, counts, labels
         try:
             inspect.signature(function).bind(0, 1)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: its signature is not known
             raise ConfigError(
                 "The function that reads the rows should take two arguments, the index of a worker and the "
                 f"number of workers; got {getattr(function, '__name__', function)!r}: {error}."

@@ -151,7 +151,7 @@ class Slots:
     def most(self) -> int:
         """Return the number of slots at the limit of dynamic allocation; 0 without a known limit."""
         most = self._setting("spark.dynamicAllocation.maxExecutors", "0")
-        return int(most) * self.per_executor() if most.isdigit() else 0
+        return int(most) * self.per_executor() if most.isdecimal() else 0
 
     def requested(self) -> int:
         """Return the number of slots that the application requested; 0 if it requested none."""

@@ -121,7 +121,7 @@ def choose_gpus(addresses: Sequence[str], place: int | None) -> tuple[str, ...]:
 
 def _within(visible: list[str], address: str) -> str:
     """Return the CUDA_VISIBLE_DEVICES entry for an address: an index is looked up, a name is kept."""
-    if not address.isdigit():
+    if not address.isdecimal():
         return address
     if int(address) >= len(visible):
         raise ConfigError(

@@ -136,6 +136,7 @@ def test_run_takes_no_settings_of_training():
             "http",
             "a number from 0 to 65535, a range or a string \"first:last\"; got 'http'.",
         ),
+        (Network, "port", "²", "a number from 0 to 65535"),
         (Network, "port", 70000, "a number from 0 to 65535"),
         (Network, "port", range(65535, 65537), "a number from 0 to 65535"),
         (Network, "port", True, "a number from 0 to 65535"),

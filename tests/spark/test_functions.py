@@ -148,6 +148,8 @@ def test_what_a_function_does_wrong_is_named(spark, problem):
         raise LookupError("no such file")
 
     with pytest.raises(ConfigError, match="should take two arguments, the index of a worker"):
+        spark_model.fit(max)  # has no signature
+    with pytest.raises(ConfigError, match="should take two arguments, the index of a worker"):
         spark_model.fit(lambda: (x, y))
     with pytest.raises(ConfigError, match="should be left out if x is a function"):
         spark_model.fit(uneven, y)

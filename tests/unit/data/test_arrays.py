@@ -159,6 +159,13 @@ def test_numbers_and_strings_do_not_mix(values, words):
         as_rows(values, "x")
 
 
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], [np.ones((2, 3)), np.ones((2, 4))]], ids=["lists", "arrays"])
+def test_rows_of_unequal_shape_are_named(rows):
+    """The error for rows of unequal shape names the argument and says what to do."""
+    with pytest.raises(DataError, match="^x should be rows of equal shape, such as sequences padded to one"):
+        as_rows(rows, "x")
+
+
 def test_lists_of_strings_take_the_memory_of_their_strings():
     """A long string does not enlarge the others, and trailing zero bytes are kept."""
     rows = as_rows([b"a\0", b"", b"b" * 1000], "x")

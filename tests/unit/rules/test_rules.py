@@ -567,5 +567,6 @@ def test_a_rule_of_ones_own_cannot():
     class Own(Rule):
         name = "own"
 
-    with pytest.raises(ConfigError, match="a rule of sparkdl.rules if the settings are saved; got "):
-        to_settings(Own())
+    for rule in (Own(), FedOpt(optimizer=object())):
+        with pytest.raises(ConfigError, match="a rule of sparkdl.rules if the settings are saved; got "):
+            to_settings(rule)
