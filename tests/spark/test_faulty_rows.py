@@ -82,7 +82,8 @@ def test_each_faulty_row_is_reported_once(spark, problem, caplog, kind, held):
 
     words = " ".join(record.getMessage() for record in caplog.records)
     assert 1 == words.count(f"x has NaN in 2 of 48 rows; the first is {FIRST[kind][0]}.")
-    assert 1 == words.count("x has NaN in 1 of 20 validation rows; the first is row 12")
+    place = {"arrays": "row 12", "rdd": "row 0 of partition 2"}[held]
+    assert 1 == words.count(f"x has NaN in 1 of 20 validation rows; the first is {place}.")
     assert 2 == words.count("x has NaN")
 
 
