@@ -154,6 +154,9 @@ class Shard:
 
         A worker that gets no answer asks again. Meanwhile the reason for the end reaches the driver.
         """
+        rounds = self.aggregation
+        with rounds.changed:  # the request that broke the round gives the reason
+            rounds.changed.wait_for(lambda: self._failure or not rounds.broken, limits.PATIENCE)
         if self._failure:
             raise RefusedError(500, f"The shard of worker {self.worker} failed: {self._failure}.")
         if self._closed:
@@ -173,7 +176,9 @@ class Shard:
             self._require_sound()
             raise
         except BaseException as error:
-            self._failure = reason_of(error)
+            with rounds.changed:
+                self._failure = reason_of(error)
+                rounds.changed.notify_all()
             raise
         if not reply.flags & Flag.AGAIN:
             self._answered[update.worker] = update.sequence

@@ -14,6 +14,7 @@ from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together
 
 from sparkdl.core.codecs import CODECS
 from sparkdl.errors import RefusedError, WorkerLostError
+from sparkdl.process.reasons import reason_of
 from sparkdl.server.aggregation import AggregationSpec, limits, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.http_app import Traffic, make_app
@@ -463,6 +464,11 @@ def test_a_shard_that_fails_names_the_reason_to_every_worker(stack, monkeypatch)
     def fail(update):
         raise MemoryError("no room")
 
+    def slowly(error):
+        time.sleep(0.2)  # meanwhile the other request ends too
+        return reason_of(error)
+
+    monkeypatch.setattr(shards, "reason_of", slowly)
     monkeypatch.setattr(group.exchanges[1].shard.aggregation, "_reduce", fail)
     replies = group.round(1, [noise(0, 100), noise(1, 100)])
 
