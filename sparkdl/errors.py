@@ -17,6 +17,7 @@ The tree::
       WorkerError            user code or training failed on an executor; carries its traceback
       DivergedError          training diverged: updates are unusable, or ruin the merged weights
       WorkerLostError        an executor or a worker was lost, and no restart is left
+      SearchError            no trial of a search succeeded, or its study cannot go on
 """
 
 from __future__ import annotations
@@ -151,6 +152,10 @@ class WorkerLostError(SparkDLError):
 
     For example, its process died, or sent no heartbeat for ``stall_timeout`` seconds.
     """
+
+
+class SearchError(SparkDLError):
+    """No trial of a search succeeded, or its study cannot go on, for example because its storage failed."""
 
 
 def short(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,0 +1,153 @@
+"""The result of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from optuna import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from sparkdl.driver.training_record import lines_of, table_of
+from sparkdl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import keras
+    import pandas as pd
+
+REPEATS = "repeats"  # the attribute of a trial with the number of the one that it repeats
+STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+FIGURES = {
+    "history": "plot_optimization_history",
+    "curves": "plot_intermediate_values",
+    "parallel": "plot_parallel_coordinate",
+    "importances": "plot_param_importances",
+}
+
+
+class SearchResult:
+    """The result of ``search``. Printed, it is a summary.
+
+    Args:
+        study: the study of Optuna.
+        metric: the name of the result that was optimized.
+        models: returns the best models, given how many.
+
+    Attributes:
+        study: the study of Optuna, with every trial.
+        metric: the name of the result that was optimized.
+    """
+
+    def __init__(self, study: Study, metric: str, models: Callable[[int], list[keras.Model]]) -> None:
+        self.study, self.metric, self._models = study, metric, models
+
+    @property
+    def best_trial(self) -> FrozenTrial:
+        """The best trial of Optuna."""
+        return self.study.best_trial
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        """The parameters of the best trial, by name."""
+        return self.study.best_params
+
+    @property
+    def best_value(self) -> float:
+        """The value of the best trial: the best result of its epochs."""
+        return self.study.best_value
+
+    @property
+    def best_model(self) -> keras.Model:
+        """The compiled model of the best trial, with the weights of its best epoch."""
+        return self.best_models(1)[0]
+
+    def best_models(self, count: int) -> list[keras.Model]:
+        """Return the best ``count`` models, the best one first.
+
+        Raises:
+            ConfigError: ``keep`` was smaller, or the models of a resumed study were not kept in a directory.
+        """
+        return self._models(count)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """The table of trials, as a pandas DataFrame.
+
+        The columns are ``number``, ``state`` ("complete", "pruned", "failed" or "repeated"), ``value``,
+        ``epochs``, ``best_epoch``, ``seconds``, ``reason`` (of a failure), and one per parameter, as
+        ``param_NAME``.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([_row(trial, state) for trial, state in self._states()])
+
+    def curves(self) -> dict[int, dict[str, list[float]]]:
+        """Return the results of each epoch by name, for each trial by number."""
+        return {trial.number: trial.user_attrs.get("results", {}) for trial in self.study.trials}
+
+    def plot(self, figure: str = "history") -> Any:
+        """Return a figure of Plotly that Optuna draws.
+
+        Args:
+            figure: "history" (the value of each trial), "curves" (the metric after each epoch), "parallel"
+                (parallel coordinates), or "importances" (of parameters).
+
+        Raises:
+            ConfigError: there is no such figure.
+        """
+        if figure not in FIGURES:
+            raise ConfigError(f"figure should be one of {', '.join(map(repr, FIGURES))}; got {figure!r}.")
+        import optuna.visualization
+
+        return getattr(optuna.visualization, FIGURES[figure])(self.study)
+
+    def _states(self) -> list[tuple[FrozenTrial, str]]:
+        """Return each trial that has begun, with its state as a word."""
+        trials = self.study.get_trials(deepcopy=False)
+        repeated = repeated_trials(trials)
+        return [
+            (trial, "repeated" if trial.number in repeated else STATES.get(trial.state, "running"))
+            for trial in trials
+            if trial.state != TrialState.WAITING
+        ]
+
+    def _summary(self) -> dict[str, str]:
+        states = [state for _, state in self._states()]
+        counts = {state: states.count(state) for state in dict.fromkeys(states)}
+        summary = {"trials": ", ".join(f"{count} {state}" for state, count in counts.items())}
+        if counts.get("complete"):
+            best = self.best_trial
+            summary |= {
+                f"best {self.metric}": f"{self.best_value:.4g} (trial {best.number})",
+                "parameters": ", ".join(f"{name}={value}" for name, value in best.params.items()),
+            }
+        return summary
+
+    def __repr__(self) -> str:
+        return lines_of(self._summary())
+
+    def _repr_html_(self) -> str:
+        return table_of({escape(title): text for title, text in self._summary().items()})
+
+
+def repeated_trials(trials: list[FrozenTrial]) -> set[int]:
+    """Return the numbers of the trials that were interrupted or lost, and that another trial repeats."""
+    return {trial.user_attrs[REPEATS] for trial in trials if REPEATS in trial.user_attrs}
+
+
+def _row(trial: FrozenTrial, state: str) -> dict[str, Any]:
+    """Return the row of a trial in the table."""
+    results = trial.user_attrs.get("results", {})
+    duration = trial.duration
+    return {
+        "number": trial.number,
+        "state": state,
+        "value": np.nan if trial.value is None else trial.value,
+        "epochs": max(map(len, results.values()), default=0),
+        "best_epoch": trial.user_attrs.get("best_epoch", 0),
+        "seconds": np.nan if duration is None else duration.total_seconds(),
+        "reason": trial.user_attrs.get("reason", ""),
+        **{f"param_{name}": value for name, value in trial.params.items()},
+    }

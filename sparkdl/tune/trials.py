@@ -1,0 +1,222 @@
+"""One trial of a search: its model is built on the driver and trained by a fit, which the pruner may end."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from optuna import Trial
+from optuna.exceptions import TrialPruned
+
+from sparkdl.api.spark_model import SparkModel
+from sparkdl.errors import ClusterError, ConfigError, SparkDLError, WorkerLostError
+from sparkdl.process.reasons import reason_of
+from sparkdl.tune.parameters import Parameters
+
+LOST = WorkerLostError, ClusterError  # a trial that ends with one of these is tried once more
+
+
+@dataclass
+class Outcome:
+    """The end of a trial.
+
+    Attributes:
+        value: the value; None if the trial was pruned, failed or was interrupted.
+        model: the model with its best weights; None if it is not kept.
+        pruned: whether the pruner ended the trial.
+        results: the results of its epochs, by name.
+        best_epoch: the epoch with the value, counted from 1; 0 if there was none.
+        reason: why the trial failed; empty if it did not.
+        traceback: the traceback of the failure.
+        again: whether the trial should be tried once more.
+        interrupted: whether the search ended before the trial did.
+    """
+
+    value: float | None = None
+    model: keras.Model | None = None
+    pruned: bool = False
+    results: dict[str, list[float]] = field(default_factory=dict)
+    best_epoch: int = 0
+    reason: str = ""
+    traceback: str = ""
+    again: bool = False
+    interrupted: bool = False
+
+
+class Report(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports the result of each epoch, keeps the best weights, and ends a trial that the pruner gives up.
+
+    Args:
+        trial: the trial.
+        metric: the name of the result to report.
+        maximize: whether a larger result is better.
+        stopping: set when the search ends.
+
+    Attributes:
+        best: the best result so far; None if there is none.
+        best_epoch: its epoch, counted from 1; 0 if there is none.
+        weights: the weights at the end of that epoch.
+        pruned: whether the pruner has ended the trial.
+        results: the results of all epochs, by name.
+        refusal: the error if the results do not include the metric.
+    """
+
+    def __init__(self, trial: Trial, metric: str, *, maximize: bool, stopping: threading.Event) -> None:
+        super().__init__()
+        self.trial, self.metric, self.maximize, self.stopping = trial, metric, maximize, stopping
+        self.best: float | None = None
+        self.best_epoch, self.weights = 0, None
+        self.pruned = False
+        self.results: dict[str, list[float]] = {}
+        self.refusal: ConfigError | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """End the fit if the search ends."""
+        if self.stopping.is_set():
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Report the result of the epoch, and end the fit if the pruner says so.
+
+        Raises:
+            ConfigError: the results do not include the metric.
+        """
+        scalars = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        for name, value in scalars.items():
+            self.results.setdefault(name, []).append(value)
+        if self.metric not in scalars:
+            self.refusal = ConfigError(
+                f"metric should be a result of an epoch ({', '.join(scalars)}); got {self.metric!r}."
+            )
+            raise self.refusal
+        value = scalars[self.metric]
+        if not math.isnan(value) and (self.best is None or self._is_better(value, self.best)):
+            self.best, self.best_epoch, self.weights = value, epoch + 1, self.model.get_weights()
+        self.trial.report(value, epoch + 1)
+        if self.stopping.is_set():
+            self.model.stop_training = True
+        elif self.trial.should_prune():
+            self.pruned = self.model.stop_training = True
+
+    def _is_better(self, value: float, other: float) -> bool:
+        return value > other if self.maximize else value < other
+
+
+@dataclass(kw_only=True)
+class TrialRunner:
+    """Runs trials.
+
+    Attributes:
+        build: the user's function, or a HyperModel of KerasTuner.
+        spread: whether the function takes the values of the space as keyword arguments.
+        data: the positional arguments of each fit.
+        fit_arguments: the keyword arguments of each fit.
+        settings: the settings of each SparkModel.
+        metric: the name of the result that is the value of a trial.
+        maximize: whether a larger value is better.
+        seed: the seed of the first trial's weights, which the next trials count on from; None: not seeded.
+        stopping: set when the search ends.
+        running: the models that are being trained, by the number of their trials.
+    """
+
+    build: Any
+    spread: bool
+    data: tuple[Any, ...]
+    fit_arguments: dict[str, Any]
+    settings: dict[str, Any]
+    metric: str
+    maximize: bool
+    seed: int | None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    running: dict[int, keras.Model] = field(default_factory=dict)
+    _building: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial, and return how it ended.
+
+        Raises:
+            ConfigError: the results do not include the metric.
+        """
+        report = Report(trial, self.metric, maximize=self.maximize, stopping=self.stopping)
+        try:
+            outcome = self._train(trial, report)
+        except TrialPruned:
+            outcome = Outcome(pruned=True)
+        except Exception as error:
+            if error is report.refusal:
+                raise
+            outcome = Outcome(
+                reason=reason_of(error),
+                traceback=text_of(error),
+                again=isinstance(error, LOST),
+                interrupted=self.stopping.is_set(),
+            )
+        finally:
+            self.running.pop(trial.number, None)
+        outcome.results, outcome.best_epoch = report.results, report.best_epoch
+        return outcome
+
+    def _train(self, trial: Trial, report: Report) -> Outcome:
+        parameters = Parameters(trial)
+        with self._building:
+            if self.seed is not None:
+                keras.utils.set_random_seed(self.seed + trial.number)
+            built = self._built(parameters)
+        if _is_number(built):
+            return _outcome_of(float(built), None)
+        model, own = built if isinstance(built, tuple) and len(built) == 2 else (built, {})
+        if not isinstance(model, keras.Model) or not isinstance(own, Mapping):
+            raise ConfigError(
+                "build should return a compiled keras.Model, a model with a dict of arguments of fit, or a "
+                f"number, the value of the trial; got {built!r:.200}."
+            )
+        if not self.data:
+            raise ConfigError("build returned a model, but there is no data to train it on. Pass data=.")
+        self.running[trial.number] = model
+        arguments = self.fit_arguments | dict(own)
+        arguments["callbacks"] = [*(arguments.get("callbacks") or ()), report]
+        spark_model = SparkModel(model, **self.settings)
+        if hasattr(self.build, "fit"):
+            fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
+        else:
+            fitted = spark_model.fit(*self.data, **arguments)
+        if report.pruned:
+            return Outcome(pruned=True)
+        if self.stopping.is_set():
+            return Outcome(interrupted=True)
+        if not hasattr(fitted, "history"):
+            value = fitted[self.metric] if isinstance(fitted, Mapping) else fitted
+            return _outcome_of(float(value), model)
+        if report.best is None:
+            return Outcome(reason=f"{self.metric} was not a number in any epoch.")
+        model.set_weights(report.weights)
+        return Outcome(value=report.best, model=model)
+
+    def _built(self, parameters: Parameters) -> Any:
+        build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build
+        return build(**parameters.values) if self.spread else build(parameters)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real | np.ndarray) and np.ndim(value) == 0  # type: ignore[arg-type]
+
+
+def _outcome_of(value: float, model: keras.Model | None) -> Outcome:
+    if math.isnan(value):
+        return Outcome(reason="The value of the trial is NaN.")
+    return Outcome(value=value, model=model)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the traceback of an error as text: of a WorkerError, the one of the worker."""
+    own = getattr(error, "traceback", "")
+    if isinstance(error, SparkDLError) and own:
+        return str(own)
+    return "".join(traceback.format_exception(error))

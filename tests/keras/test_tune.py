@@ -1,0 +1,218 @@
+"""The parts of a search that need no Spark: parameters, ranges, directions, studies."""
+
+import importlib.util
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from sparkdl.errors import ConfigError
+from sparkdl.tune import Parameters
+from sparkdl.tune.parameters import size_of, space_of
+from sparkdl.tune.study import PRUNERS, SAMPLERS, direction_of, make_study
+
+keras_tuner = pytest.importorskip("keras_tuner")
+OPTIONS = {"sampler": "random", "pruner": "none", "seed": 1, "epochs": 3}
+
+
+@pytest.fixture
+def ask():
+    """A function that returns the parameters of a new trial."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    return lambda: Parameters(study.ask())
+
+
+def model_of(hp):
+    """Ask for parameters of every kind, as functions written for KerasTuner do; return the answers."""
+    kind = hp.Choice("kind", ["dense", "conv"])
+    with hp.conditional_scope("kind", ["conv"]):
+        width = hp.Int("width", 3, 7, step=2)
+    with hp.name_scope("head"):
+        units = hp.Int("units", 8, 64, step=2, sampling="log")
+        again = hp.get("units")
+    return {
+        "kind": kind,
+        "width": width,
+        "units": units,
+        "again": again,
+        "rate": hp.Float("rate", 1e-4, 1e-1, sampling="log"),
+        "drop": hp.Float("drop", 0.0, 0.5, step=0.25),
+        "decay": hp.Float("decay", 0.9, 0.999, sampling="reverse_log"),
+        "bias": hp.Boolean("bias"),
+        "depth": hp.Int("depth", 1, 3, parent_name="kind", parent_values=["dense"]),
+        "fixed": hp.Fixed("fixed", 5),
+        "known": ["kind" in hp, "nothing" in hp],
+    }
+
+
+def test_functions_for_keras_tuner_get_values_within_their_ranges(ask):
+    """Each method of KerasTuner's HyperParameters returns values of its range, and None if inactive."""
+    asked = [model_of(ask()) for _ in range(50)]
+
+    assert {"dense", "conv"} == {each["kind"] for each in asked}
+    for each in asked:
+        assert (each["width"] is None) == (each["kind"] == "dense")
+        assert (each["depth"] is None) == (each["kind"] == "conv")
+        assert each["units"] == each["again"]
+        assert 1e-4 <= each["rate"] <= 1e-1
+        assert 0.9 <= each["decay"] <= 0.999
+        assert (5, [True, False]) == (each["fixed"], each["known"])
+    assert {3, 5, 7, None} == {each["width"] for each in asked}
+    assert {8, 16, 32, 64} == {each["units"] for each in asked}
+    assert {0.0, 0.25, 0.5} == {each["drop"] for each in asked}
+    assert {True, False} == {each["bias"] for each in asked}
+
+
+def test_keras_tuner_itself_knows_the_same_values():
+    """The function above also runs with KerasTuner's own object, which takes the same arguments."""
+    hp = keras_tuner.HyperParameters()
+
+    assert model_of(hp).keys() == model_of(Parameters(optuna.create_study().ask())).keys()
+
+
+def test_functions_for_optuna_use_the_methods_of_a_trial(ask):
+    """The attributes and methods of Optuna's Trial are available."""
+    parameters = ask()
+    rate = parameters.suggest_float("rate", 0.1, 0.2)
+
+    assert (0, rate) == (parameters.number, parameters.get("rate"))
+    with pytest.raises(KeyError):
+        parameters.get("nothing")
+
+
+def test_ranges_are_written_as_lists_and_tuples():
+    """A range is a list of values, a tuple of two limits, with "log" or without, or a distribution."""
+    given_ranges = {
+        "units": (16, 256),
+        "rate": (1e-4, 1e-1, "log"),
+        "layers": [1, 2, 3],
+        "momentum": (0, 0.9),
+        "own": FloatDistribution(0, 1, step=0.5),
+    }
+
+    assert space_of(given_ranges) == {
+        "units": IntDistribution(16, 256),
+        "rate": FloatDistribution(1e-4, 1e-1, log=True),
+        "layers": CategoricalDistribution((1, 2, 3)),
+        "momentum": FloatDistribution(0, 0.9),
+        "own": FloatDistribution(0, 1, step=0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "space should be a dict with the range of each parameter"),
+        ([("units", 1)], "space should be a dict"),
+        ({1: (0, 1)}, "The names in space should be strings; got 1."),
+        ({"a": 5}, 'space["a"] should be a list of values, a tuple (low, high)'),
+        ({"a": []}, 'space["a"] should be a list of values'),
+        ({"a": (1, 2, "linear")}, 'space["a"] should be a list of values'),
+        ({"a": (2, 1)}, "The range of a in space is invalid"),
+        ({"a": (0.0, 1.0, "log")}, "The range of a in space is invalid"),
+        ({"a": ("x", "y")}, "The range of a in space is invalid"),
+    ],
+)
+def test_a_space_that_is_none_is_refused(space, message):
+    """An error names the parameter and the expected form."""
+    with pytest.raises(ConfigError) as caught:
+        space_of(space)
+    assert message in str(caught.value)
+
+
+@given(st.sampled_from(["loss", "val_loss", "val_mae", "mean_squared_error", "root_mean_squared_error"]))
+def test_errors_are_minimized(metric):
+    """The direction of losses and errors follows from their names."""
+    assert "minimize" == direction_of(metric, None)
+
+
+@given(st.sampled_from(["val_accuracy", "sparse_categorical_accuracy", "val_auc_1", "acc", "val_f1_score"]))
+def test_scores_are_maximized(metric):
+    """The direction of accuracies and scores follows from their names."""
+    assert "maximize" == direction_of(metric, None)
+
+
+def test_an_unknown_metric_needs_a_direction():
+    """The direction of a metric whose name says nothing must be given."""
+    with pytest.raises(ConfigError, match='is not known. Set direction="minimize" or "maximize"'):
+        direction_of("val_mine", None)
+    with pytest.raises(ConfigError, match="direction should be one of 'minimize', 'maximize'; got 'up'"):
+        direction_of("val_loss", "up")
+    assert "maximize" == direction_of("val_loss", "maximize")
+
+
+@pytest.mark.parametrize(("name", "choices"), [("sampler", SAMPLERS), ("pruner", PRUNERS)])
+def test_an_unknown_name_is_refused_with_the_known_ones(name, choices):
+    """The error for an unknown sampler or pruner lists the known ones."""
+    with pytest.raises(
+        ConfigError, match=f"{name} should be one of {', '.join(map(repr, choices))}; got 'no'"
+    ):
+        make_study(None, None, "minimize", **OPTIONS | {name: "no"})
+
+
+@pytest.mark.parametrize(("sampler", "package"), [("cmaes", "cmaes"), ("gp", "torch")])
+def test_the_packages_of_a_sampler_are_named(sampler, package):
+    """Samplers whose packages are not installed are refused with the command that installs them."""
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ConfigError, match=rf'sampler="{sampler}" needs .* pip install .*{package}'):
+        make_study(None, None, "minimize", **OPTIONS | {"sampler": sampler})
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "grid"])
+@pytest.mark.parametrize("pruner", PRUNERS)
+def test_each_sampler_goes_with_each_pruner(name, pruner):
+    """A study is made of any sampler and any pruner by name."""
+    study = make_study(None, None, "minimize", **OPTIONS | {"sampler": name, "pruner": pruner})
+    trial = study.ask({"a": CategoricalDistribution((1, 2))})
+    trial.report(1.0, 1)
+
+    assert trial.should_prune() in (True, False)
+
+
+@pytest.mark.parametrize(
+    "storage", ["rubbish", "sqlite:////nowhere/at/all.db", "postgresql://nowhere/db"], ids=lambda url: url[:9]
+)
+def test_a_storage_that_cannot_be_used_is_refused(storage):
+    """The error has the storage, the reason, and the form of a URL."""
+    with pytest.raises(ConfigError, match=r'cannot be used: .* such as "sqlite:///study.db"'):
+        make_study(storage, "name", "minimize", **OPTIONS)
+
+
+def test_a_locked_storage_is_refused(tmp_path):
+    """A SQLite file that another process holds is refused with the reason."""
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "study.db") as held:
+        held.execute("begin exclusive")
+        with pytest.raises(ConfigError, match="database is locked"):
+            make_study(f"sqlite:///{tmp_path}/study.db?timeout=0.1", "name", "minimize", **OPTIONS)
+
+
+def test_a_storage_needs_a_name(tmp_path):
+    """Without a name, a study could not be found again."""
+    with pytest.raises(ConfigError, match="A storage needs study_name"):
+        make_study(f"sqlite:///{tmp_path}/study.db", None, "minimize", **OPTIONS)
+
+
+def test_a_study_keeps_its_direction(tmp_path):
+    """A study that minimizes is not continued by a search that maximizes."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    make_study(storage, "name", "minimize", **OPTIONS)
+
+    with pytest.raises(ConfigError, match='direction should be "minimize", as in the study "name"'):
+        make_study(storage, "name", "maximize", **OPTIONS)
+
+
+def test_the_combinations_of_a_grid_are_counted():
+    """The size of a finite space is the product of the numbers of values; a range of numbers has none."""
+    finite = {"a": [1, 2, 3], "b": (4, 7), "c": FloatDistribution(0, 1, step=0.25)}
+
+    assert 3 * 4 * 5 == size_of(space_of(finite))
+    with pytest.raises(
+        ConfigError, match='sampler="grid" needs a finite space; rate has any number in a range'
+    ):
+        size_of(space_of({"rate": (0.0, 1.0)}))

@@ -1,0 +1,293 @@
+"""Searches for hyper-parameters, whose trials are fits on Spark."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import optuna
+import pytest
+from standalone import eventually
+
+from sparkdl import SparkModel, tune
+from sparkdl.errors import ConfigError, SearchError
+
+keras_tuner = pytest.importorskip("keras_tuner")
+TESTS = Path(__file__).parent
+OPTIONS = {"metric": "val_loss", "validation_split": 0.25, "batch_size": 32, "verbose": 0, "seed": 5}
+
+
+def build(units, rate):
+    """Return a small classifier."""
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(3, "softmax")]
+    )
+    model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+SPACE = {"units": [4, 8], "rate": (1e-3, 0.5, "log")}
+
+
+def test_the_best_trial_is_found_and_its_model_kept(spark, problem):
+    """The result has the best epoch of the best trial, its parameters, and its compiled model."""
+    result = tune.search(build, (problem.x, problem.y), SPACE, num_trials=4, epochs=3, **OPTIONS)
+
+    table, best = result.trials, result.best_trial
+    assert ["complete"] * 4 == [state.replace("pruned", "complete") for state in table["state"]]
+    best_epoch = min(result.curves()[best.number]["val_loss"])
+    assert table["value"].min() == result.best_value == best_epoch
+    assert {"units", "rate"} == result.best_params.keys()
+    held = len(problem.x) - int(len(problem.x) * 0.75)
+    loss, _ = result.best_model.evaluate(problem.x[-held:], problem.y[-held:], verbose=0)
+    assert loss == pytest.approx(result.best_value, rel=1e-5)
+    assert "best val_loss" in repr(result)
+    assert "<table>" in result._repr_html_()
+    assert 4 == len(result.curves())
+
+
+def test_a_trial_is_a_fit_of_its_model(spark, problem):
+    """A trial of one worker trains its model as SparkModel.fit with the same settings does."""
+    result = tune.search(
+        build, (problem.x, problem.y), {"units": [4], "rate": [0.1]}, num_trials=1, epochs=2, **OPTIONS
+    )
+
+    keras.utils.set_random_seed(5)
+    alone = build(4, 0.1)
+    SparkModel(alone, num_workers=1, frequency="epoch").fit(
+        problem.x, problem.y, 32, 2, validation_split=0.25, verbose=0, seed=5
+    )
+    for mine, its in zip(alone.get_weights(), result.best_model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_the_pruner_ends_a_trial_after_an_epoch(spark, problem):
+    """A trial that the pruner gives up trains no further epoch."""
+    pruner = optuna.pruners.ThresholdPruner(upper=1e-9, n_warmup_steps=2)
+    result = tune.search(
+        build, (problem.x, problem.y), SPACE, num_trials=2, epochs=50, pruner=pruner, **OPTIONS
+    )
+
+    assert [("pruned", 2)] * 2 == list(zip(result.trials["state"], result.trials["epochs"], strict=True))
+
+
+def test_a_grid_is_searched_once(spark, problem):
+    """A grid ends the search once each combination was tried."""
+    space = {"units": [2, 4], "rate": [0.1, 0.2]}
+    result = tune.search(
+        build, (problem.x, problem.y), space, num_trials=20, sampler="grid", pruner="none", **OPTIONS
+    )
+
+    assert 4 == len(result.trials) == len(result.trials[["param_units", "param_rate"]].drop_duplicates())
+
+
+def test_a_function_may_ask_for_its_parameters_and_set_arguments_of_fit(spark, problem):
+    """Without a space the function asks for parameters; it may return arguments of fit with the model."""
+
+    def asking(trial):
+        size = trial.suggest_categorical("batch_size", [8, 64])
+        return build(4, trial.suggest_float("rate", 0.1, 0.2)), {"batch_size": size, "epochs": 2}
+
+    result = tune.search(asking, (problem.x, problem.y), num_trials=2, epochs=9, pruner="none", **OPTIONS)
+
+    assert {"batch_size", "rate"} == result.best_params.keys()
+    assert [2, 2] == list(result.trials["epochs"])
+
+
+class Hyper(keras_tuner.HyperModel):
+    """A model of KerasTuner, with its own fit."""
+
+    def build(self, hp):
+        return build(hp.Int("units", 4, 8), hp.Float("rate", 0.1, 0.5, sampling="log"))
+
+    def fit(self, hp, model, *args, **kwargs):
+        return model.fit(*args, **kwargs | {"batch_size": hp.Choice("batch_size", [8, 64])})
+
+
+@pytest.mark.parametrize("hyper", [Hyper(), Hyper().build], ids=["a HyperModel", "its build"])
+def test_keras_tuner_models_run_unchanged(spark, problem, hyper):
+    """A HyperModel of KerasTuner, or its build function, is searched as it is."""
+    result = tune.search(hyper, (problem.x, problem.y), num_trials=2, **OPTIONS)
+
+    asked = {"units", "rate"} | ({"batch_size"} if isinstance(hyper, Hyper) else set())
+    assert asked == result.best_params.keys()
+
+
+def test_an_objective_is_a_function_that_returns_a_number(spark):
+    """A function that returns a number is an objective, and needs no data."""
+    result = tune.search(
+        lambda x: (x - 3) ** 2, space={"x": (0.0, 10.0)}, metric="loss", num_trials=30, seed=1, verbose=0
+    )
+
+    assert abs(result.best_params["x"] - 3) < 1
+    with pytest.raises(ConfigError, match="1 model should be among those kept; the search kept 0"):
+        assert result.best_model
+
+
+def test_a_trial_that_fails_is_recorded_and_others_go_on(spark, problem):
+    """A failed trial has its reason and its traceback; the other trials are searched."""
+
+    def failing(units, rate):
+        if units == 2:
+            raise LookupError("no such layer")
+        return build(units, rate)
+
+    space = {"units": [2, 4], "rate": [0.1, 0.2]}
+    result = tune.search(failing, (problem.x, problem.y), space, num_trials=4, sampler="grid", **OPTIONS)
+
+    failed = result.trials[result.trials["state"] == "failed"]
+    assert {2} == set(failed["param_units"])
+    assert {"LookupError: no such layer"} == set(failed["reason"])
+    assert "no such layer" in result.study.trials[int(failed["number"].iloc[0])].user_attrs["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (
+            None,
+            "build should return a compiled keras.Model, a model with a dict of arguments of fit, or a",
+        ),
+        (float("nan"), "The value of the trial is NaN."),
+        ("a model", "build should return a compiled keras.Model"),
+    ],
+)
+def test_results_that_are_none_end_the_search(spark, returned, reason):
+    """If the first trials fail one after the other, the error has the reason of the last one."""
+    with pytest.raises(SearchError, match="The first 3 trials failed, the last one with") as caught:
+        tune.search(lambda x: returned, space={"x": (0, 9)}, metric="loss", parallelism=1, verbose=0)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"space": {}}, "space should be a dict"),
+        ({"sampler": "best"}, "sampler should be one of 'tpe'"),
+        ({"pruner": "best"}, "pruner should be one of 'median'"),
+        ({"parallelism": 3}, "parallelism=3 trials of 1 worker need 3 slots; the application has 2."),
+        ({"workers_per_trial": 4}, "parallelism=1 trials of 4 workers need 4 slots"),
+        ({"num_trials": 0}, "num_trials should be a whole number of at least 1; got 0."),
+        ({"keep": 0}, "keep should be a whole number of at least 1; got 0."),
+        ({"metric": "val_mine"}, "Whether a smaller val_mine is better is not known"),
+        ({"validation_split": 0.0}, "metric='val_loss' needs validation rows"),
+        ({"featuresCol": "x"}, "search takes no argument 'featuresCol'"),
+        ({"settings": {"num_workers": 2}}, "search takes no argument 'num_workers'"),
+        ({"storage": "rubbish", "study_name": "a"}, "The storage 'rubbish' cannot be used"),
+        ({"seed": -1}, "seed should be a whole number of at least 0; got -1."),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_bad_arguments_are_refused_before_a_trial(spark, problem, arguments, message):
+    """Bad arguments raise a ConfigError that names them, and no trial is begun."""
+    called = []
+    with pytest.raises(ConfigError) as caught:
+        tune.search(called.append, (problem.x, problem.y), **{"space": SPACE} | OPTIONS | arguments)
+    assert message in str(caught.value)
+    assert not called
+
+
+def test_a_build_that_is_no_function_is_refused(spark, problem):
+    """A compiled model is not a function that builds one."""
+    with pytest.raises(ConfigError, match="build should be a function, or a HyperModel of KerasTuner"):
+        tune.search(5, (problem.x, problem.y), SPACE, **OPTIONS)
+
+
+def test_a_metric_that_is_no_result_ends_the_search(spark, problem):
+    """The error lists the results of an epoch."""
+    with pytest.raises(ConfigError, match=r"metric should be a result of an epoch \(accuracy, loss, val_acc"):
+        tune.search(build, (problem.x, problem.y), SPACE, **OPTIONS | {"metric": "val_auc"})
+
+
+def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
+    """The files of the best models stay, the best one first; a later search of the study has them too."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    options = OPTIONS | {
+        "storage": storage,
+        "study_name": "a",
+        "directory": str(tmp_path / "best"),
+        "keep": 2,
+    }
+    options |= {"pruner": "none"}
+    first = tune.search(build, (problem.x, problem.y), SPACE, num_trials=3, **options)
+    before = len(first.trials)
+    again = tune.search(build, (problem.x, problem.y), SPACE, num_trials=4, **options)
+
+    best = sorted((trial.value, trial.number) for trial in again.study.trials)
+    assert 2 == len(list((tmp_path / "best").iterdir()))
+    assert (3, 4) == (before, len(again.trials))
+    for model, (value, _) in zip(again.best_models(2), best[:2], strict=True):
+        held = len(problem.x) - int(len(problem.x) * 0.75)
+        loss, _ = model.evaluate(problem.x[-held:], problem.y[-held:], verbose=0)
+        assert loss == pytest.approx(value, rel=1e-5)
+    with pytest.raises(ConfigError, match="3 models should be among those kept; the search kept 2"):
+        again.best_models(3)
+
+
+def test_trials_of_several_workers(spark, problem):
+    """A trial may be a worker group."""
+    result = tune.search(
+        build, (problem.x, problem.y), SPACE, num_trials=2, workers_per_trial=2, pruner="none", **OPTIONS
+    )
+
+    assert ["complete"] * 2 == list(result.trials["state"])
+
+
+def test_a_study_of_the_users_own_is_used(spark, problem):
+    """A study of Optuna holds the trials, also after the search."""
+    study = optuna.create_study(direction="minimize")
+    tune.search(build, (problem.x, problem.y), SPACE, num_trials=2, storage=study, **OPTIONS)
+
+    assert 2 == len(study.trials)
+
+
+@pytest.mark.whole
+def test_figures_of_a_search(spark, problem):
+    """Each figure of Optuna is drawn; an unknown one is refused with the known ones."""
+    result = tune.search(build, (problem.x, problem.y), SPACE, num_trials=4, pruner="none", **OPTIONS)
+
+    for figure in ("history", "curves", "parallel"):
+        assert result.plot(figure).data
+    with pytest.raises(ConfigError, match="figure should be one of 'history', 'curves'"):
+        result.plot("pie")
+
+
+def lines_of(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_search_whose_driver_ended_goes_on(tmp_path, ended):
+    """After the driver is killed or interrupted, the study is resumed; no finished trial runs again."""
+    storage, built = f"sqlite:///{tmp_path}/study.db", tmp_path / "built"
+    command = [sys.executable, str(TESTS / "searched.py"), storage, str(tmp_path / "best"), str(built)]
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parents[1])}
+    with open(tmp_path / "log", "w") as log:
+        driver = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        assert eventually(lambda: len(lines_of(built)) >= 4, 120), (tmp_path / "log").read_text()
+        began = time.monotonic()
+        driver.send_signal(ended)
+        driver.wait(60)
+        if ended is signal.SIGINT:
+            assert time.monotonic() - began < 30
+            assert "KeyboardInterrupt" in (tmp_path / "log").read_text()
+        done = {trial.number for trial in studied(storage) if trial.state.is_finished()}
+        subprocess.run(command, env=environment, check=True, stdout=log, stderr=log, timeout=300)
+
+    trials = studied(storage)
+    repeated = {trial.user_attrs["repeats"] for trial in trials if "repeats" in trial.user_attrs}
+    counted = [trial for trial in trials if trial.number not in repeated]
+    assert 8 == len(counted)
+    assert {"COMPLETE"} == {trial.state.name for trial in counted}
+    assert len(lines_of(built)) == len(trials)
+    assert done
+    assert 1 == len(list((tmp_path / "best").iterdir()))
+
+
+def studied(storage):
+    return optuna.load_study(storage=storage, study_name="study").trials
