@@ -122,7 +122,7 @@ class Exchange(ABC):
 
 
 def repeated(update: Update, reply: Reply) -> Update:
-    """Return what to send after a reply with ``Flag.AGAIN``: the update again, or only its header."""
+    """Return the message to send after a reply with ``Flag.AGAIN``: the update again, or only its header."""
     return update if reply.flags & Flag.RESEND else awaiting(update)
 
 

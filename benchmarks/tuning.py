@@ -1,0 +1,175 @@
+"""Compare searches for hyper-parameters: asynchronous halving with random search, one slot with two, MLflow.
+
+Fashion-MNIST, a multilayer perceptron, trials of one worker.
+
+    python benchmarks/tuning.py --data DATA_FOLDER --results benchmarks/RESULTS.md
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("GLOG_minloglevel", "3")
+
+import harness
+import keras
+import mlflow
+import numpy as np
+import optuna
+from harness import spread, table, verdict
+from problems import images
+from pyspark.sql import SparkSession
+
+from sparkdl import tune
+
+ROWS, HELD = 12_000, 2_000  # training and validation rows
+TRIALS, EPOCHS, SEEDS = 27, 9, 3  # of the comparison with random search
+EQUAL, SHORT, TURNS = 16, 3, 3  # equal trials, their epochs, and turns of the other comparisons
+SHARE, POINTS = 1 / 3, 0.3  # of the epochs of random search; points of accuracy that may be lost
+SLOTS, START, RIVAL = 0.55, 0.5, 0.7  # ratio of wall times; seconds before a trial's first epoch
+SPACE = {"units": (16, 256, "log"), "rate": (1e-3, 1.0, "log"), "drop": (0.0, 0.6)}
+
+
+def build(units, rate, drop):
+    """Return a compiled perceptron."""
+    hidden = [keras.layers.Dense(units, "relu"), keras.layers.Dropout(drop)]
+    layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), *hidden, keras.layers.Dense(10, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(rate, 0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def searched(data, held, **options):
+    """Return the result of a search and its seconds."""
+    began = time.monotonic()
+    options = {"metric": "val_accuracy", "batch_size": 64, "verbose": 0, **options}
+    result = tune.search(build, data, options.pop("space", SPACE), validation_data=held, **options)
+    return result, time.monotonic() - began
+
+
+def halving(data, held):
+    """Return rows of the table that compares asynchronous halving with random search, and the verdicts."""
+    rows, epochs, lost = [], [], []
+    for seed in range(SEEDS):
+        found = {}
+        for pruner in ("none", "asha"):
+            result, seconds = searched(
+                data, held, num_trials=TRIALS, epochs=EPOCHS, sampler="random", pruner=pruner, seed=seed
+            )
+            found[pruner] = result.trials["epochs"].sum(), result.best_value
+            rows.append([seed, pruner, *map(str, found[pruner]), f"{seconds:.0f}"])
+            print(f"# seed {seed}, {pruner}: {found[pruner]}, {seconds:.0f} s", flush=True)
+        epochs.append(found["asha"][0] / found["none"][0])
+        lost.append(100 * (found["none"][1] - found["asha"][1]))
+    share, points = statistics.fmean(epochs), statistics.fmean(lost)
+    verdicts = [
+        verdict(f"{share:.2f} of the epochs, ≤ {SHARE:.2f}", share <= SHARE),
+        verdict(f"{points:+.2f} points lost, ≤ {POINTS}", points <= POINTS),
+    ]
+    return table(["seed", "pruner", "epochs", "best accuracy", "s"], rows), verdicts
+
+
+def objective(trial, data, held):
+    """Train and score one model in a task of MLflow's study."""
+    keras.utils.set_random_seed(0)
+    model = build(64, 0.05, 0.2)
+    x, y = data
+    history = model.fit(x, y, 64, SHORT, 0, validation_data=held)
+    return max(history.history["val_accuracy"])
+
+
+def of_mlflow(data, held, uri):
+    """Return the seconds that MLflow's study on Spark takes for the equal trials."""
+    from mlflow.optuna.storage import MlflowStorage
+    from mlflow.pyspark.optuna.study import MlflowSparkStudy
+
+    name = f"equal-{time.monotonic_ns()}"
+    mlflow.set_tracking_uri(uri)
+    experiment = mlflow.create_experiment(name)
+    storage = MlflowStorage(experiment_id=experiment)
+    study = MlflowSparkStudy(study_name=name, storage=storage, mlflow_tracking_uri=uri, direction="maximize")
+    began = time.monotonic()
+    study.optimize(functools.partial(objective, data=data, held=held), n_trials=EQUAL, n_jobs=2)
+    return time.monotonic() - began
+
+
+def equal(data, held):
+    """Return rows of the table of equal trials on one slot, on two, and in MLflow's study; the verdicts."""
+    space = {"units": [64], "rate": [0.05], "drop": [0.2]}
+    options = {"space": space, "num_trials": EQUAL, "epochs": SHORT, "pruner": "none", "sampler": "random"}
+    seconds = {"one slot": [], "two slots": [], "MLflow on two slots": []}
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"sqlite:///{folder}/mlflow.db"
+        of_mlflow(data, held, uri)  # starts the processes
+        searched(data, held, **options)
+        for turn in range(TURNS):
+            for name, run in (
+                ("one slot", lambda: searched(data, held, parallelism=1, **options)[1]),
+                ("two slots", lambda: searched(data, held, parallelism=2, **options)[1]),
+                ("MLflow on two slots", lambda: of_mlflow(data, held, uri)),
+            ):
+                seconds[name].append(run())
+                print(f"# turn {turn}, {name}: {seconds[name][-1]:.1f} s", flush=True)
+    starts = starts_of(data, held, options)
+    halves = [two / one for one, two in zip(seconds["one slot"], seconds["two slots"], strict=True)]
+    rival = [two / its for two, its in zip(seconds["two slots"], seconds["MLflow on two slots"], strict=True)]
+    verdicts = [
+        verdict(
+            f"two slots / one slot {spread(halves, '.2f')}, ≤ {SLOTS}", statistics.median(halves) <= SLOTS
+        ),
+        verdict(f"two slots / MLflow {spread(rival, '.2f')}, ≤ {RIVAL}", statistics.median(rival) <= RIVAL),
+        verdict(f"start of a trial {spread(starts, '.2f')} s, ≤ {START}", statistics.median(starts) <= START),
+    ]
+    return table(
+        ["16 equal trials", "s"], [[name, spread(all_, ".1f")] for name, all_ in seconds.items()]
+    ), verdicts
+
+
+def starts_of(data, held, options):
+    """Return the seconds from the call of the function to the first epoch of a trial, without the first."""
+    began, starts = [], []
+
+    class Start(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 0:
+                starts.append(time.monotonic() - began[-1])
+
+    def timed(**values):
+        began.append(time.monotonic())
+        return build(**values)
+
+    options = options | {"num_trials": 6, "epochs": 1, "parallelism": 1, "callbacks": [Start()]}
+    tune.search(
+        timed, data, options.pop("space"), validation_data=held, metric="val_accuracy", verbose=0, **options
+    )
+    return starts[1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder with fashion-mnist, as IDX files")
+    parser.add_argument("--part", choices=("halving", "equal"), help="only one of the comparisons")
+    parser.add_argument("--results", help="Markdown file to write the section into")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    (x, y), _ = images("fashion-mnist", ROWS + HELD)(options.data)
+    data, held = (x[:ROWS], np.asarray(y[:ROWS])), (x[ROWS:], y[ROWS:])
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder.config("spark.ui.showConsoleProgress", "false").getOrCreate().sparkContext.setLogLevel("ERROR")
+    parts = {"halving": halving, "equal": equal}
+    machine = harness.machine({"sparkdl": sys.executable})
+    texts = [f"{TRIALS} trials of up to {EPOCHS} epochs, {ROWS:,} rows of Fashion-MNIST. {machine}"]
+    for name, part in parts.items():
+        if options.part in (None, name):
+            shown, verdicts = part(data, held)
+            texts += [shown, "\n".join(f"- {each}" for each in verdicts)]
+    harness.report("Search for hyper-parameters", "\n\n".join(texts), options.results)
+
+
+if __name__ == "__main__":
+    main()
