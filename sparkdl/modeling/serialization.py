@@ -183,13 +183,19 @@ def _require_picklable(model: keras.Model, difference: Difference) -> None:
 
 
 def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) -> str:
-    """Return a digest of a model's architecture, compile arguments, code and constants."""
+    """Return a digest of a model's architecture, compile arguments, code and constants.
+
+    The names of optimizers, which Keras numbers, are left out, and so are the learning rates of Keras's
+    optimizers, which are among the values.
+    """
     import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
 
     config = spec.config
     for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
-        # Keras numbers the default names of optimizers, so they differ between equal models.
         config = config and config.replace(json.dumps(optimizer.name), "null")
+        rate = optimizer.get_config().get("learning_rate")
+        if config and isinstance(rate, float) and type(optimizer).__module__.startswith("keras."):
+            config = config.replace(f'"learning_rate": {json.dumps(rate)}', '"learning_rate": null')
     code = pickled((sorted(objects.items()), builder), cloudpickle)
     layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]

@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl.data.batch import Batch
 from sparkdl.modeling import serialization
+from sparkdl.modeling.backends.base import Mean
 from sparkdl.worker import model_cache
 
 
@@ -35,6 +36,49 @@ def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, k
     assert kept == (again is first)
     assert again is model_cache.take_replica(spec_of(1, 2.0), {}, None, joint=True)
     assert 2.0 == again.model.get_weights()[0][0, 0]
+
+
+def rated(optimizer, rate):
+    """Return the spec of a model with this optimizer and learning rate."""
+    model = keras.Sequential([keras.Input((3,), name="in"), keras.layers.Dense(1, name="out")], name="one")
+    model.compile(optimizer(rate), "mse")
+    return serialization.freeze(model)[0]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_compiled_model_serves_every_learning_rate(monkeypatch, joint):
+    """Models that differ in the learning rate share compiled functions, which use the rate of each."""
+    monkeypatch.setattr(model_cache, "_kept", {})
+    rows, moved = Batch(np.ones((2, 3)), np.ones((2, 1))), []
+    for rate in (0.5, 0.25):
+        spec = rated(keras.optimizers.SGD, rate)
+        replica = model_cache.take_replica(spec, {}, None, joint=joint)
+        before = replica.model.get_weights()
+        if joint:
+            reading = replica.gradient(rows)
+            replica.apply(Mean(reading.vector, reading.statistics))
+        else:
+            replica.step(rows)
+        alone = serialization.thaw(spec, {})
+        alone.train_on_batch(rows.x, rows.y)
+        moved.append(replica)
+        np.testing.assert_allclose(replica.model.get_weights()[0], alone.get_weights()[0], rtol=1e-5)
+        assert not np.array_equal(before[0], alone.get_weights()[0])
+
+    assert moved[0] is moved[1]
+
+
+class Fixed(keras.optimizers.SGD):
+    """An optimizer of the user's own, which may use its learning rate as a constant."""
+
+
+def test_optimizers_of_the_users_own_are_compiled_for_each_rate():
+    """Two learning rates of a custom optimizer, or two schedules, are two models."""
+    schedules = [keras.optimizers.schedules.ExponentialDecay(rate, 9, 0.5) for rate in (0.5, 0.25)]
+
+    assert rated(Fixed, 0.5).key != rated(Fixed, 0.25).key
+    assert rated(keras.optimizers.SGD, schedules[0]).key != rated(keras.optimizers.SGD, schedules[1]).key
+    assert rated(keras.optimizers.SGD, 0.5).key == rated(keras.optimizers.SGD, 0.25).key
 
 
 def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
