@@ -14,7 +14,7 @@ import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("GLOG_minloglevel", "3")
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import harness
 import keras

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
 # Keras 3.5 to 3.15
 from keras.src.backend import compute_output_spec as compute_output_spec
+from keras.src.backend.common import global_state as _global_state
 from keras.src.losses import loss as _losses
 from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.saving import serialization_lib as _serialization
@@ -315,3 +317,19 @@ def set_held_value(variable: Any, value: Any) -> None:
 def call_flat(trace: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> Any:
     """Call a concrete TensorFlow function and return its results. String arguments stay on the CPU."""
     return trace._call_flat(tensors, captured)  # TensorFlow 2.16 to 2.21
+
+
+@contextmanager
+def fresh_names() -> Iterator[None]:
+    """Number the default names of layers and models from the start in a ``with`` block.
+
+    Models of one architecture then have equal names, so that a process can use the compiled functions of one
+    for the others. Afterwards the numbers continue where they were.
+    """
+    counts = "object_name_uids"  # Keras 3.5 to 3.15: the numbers of default names, of this thread
+    kept = _global_state.get_global_attribute(counts)
+    _global_state.set_global_attribute(counts, None)
+    try:
+        yield
+    finally:
+        _global_state.set_global_attribute(counts, kept)

@@ -287,9 +287,7 @@ class _Search:
             for thread in started:
                 thread.start()
             while any(thread.is_alive() for thread in started):
-                started[-1].join(POLL_SECONDS) if started[-1].is_alive() else threading.Event().wait(
-                    POLL_SECONDS
-                )
+                self.runner.builds.serve(POLL_SECONDS)
                 interrupts.check()
         if self.error is not None:
             raise self.error
@@ -303,6 +301,7 @@ class _Search:
     def _stop(self, threads: list[threading.Thread]) -> None:
         """End the fits that are under way, and wait for their threads."""
         self.runner.stopping.set()
+        self.runner.builds.close()
         for thread in threads:
             while thread.is_alive():
                 for model in tuple(self.runner.running.values()):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import queue
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +20,7 @@ from optuna.exceptions import TrialPruned
 
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.errors import ClusterError, ConfigError, SparkDLError, WorkerLostError
+from sparkdl.modeling import keras_internals
 from sparkdl.process.reasons import reason_of
 from sparkdl.tune.parameters import Parameters
 
@@ -109,6 +113,47 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
         return value > other if self.maximize else value < other
 
 
+class MainThread:
+    """Calls that other threads leave to the main thread, which makes them one after the other."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._closed = False
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return the result of a function that the main thread calls.
+
+        Raises:
+            CancelledError: the main thread makes no more calls.
+        """
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        if self._closed:
+            self.close()
+        return future.result()
+
+    def serve(self, seconds: float) -> None:
+        """Make the next call, if there is one within some seconds."""
+        try:
+            function, future = self._calls.get(timeout=seconds)
+        except queue.Empty:
+            return
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+            future.set_exception(error)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel the calls that have not been made, and all later ones."""
+        self._closed = True
+        with suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()[1].cancel()
+
+
 @dataclass(kw_only=True)
 class TrialRunner:
     """Runs trials.
@@ -124,6 +169,8 @@ class TrialRunner:
         seed: the seed of the first trial's weights, which the next trials count on from; None: not seeded.
         stopping: set when the search ends.
         running: the models that are being trained, by the number of their trials.
+        builds: calls the function in the main thread if there is data, since Keras keeps settings, such as
+            the dtype policy, by thread. An objective is called in the trial's own thread.
     """
 
     build: Any
@@ -136,7 +183,7 @@ class TrialRunner:
     seed: int | None
     stopping: threading.Event = field(default_factory=threading.Event)
     running: dict[int, keras.Model] = field(default_factory=dict)
-    _building: threading.Lock = field(default_factory=threading.Lock)
+    builds: MainThread = field(default_factory=MainThread)
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial, and return how it ended.
@@ -149,6 +196,8 @@ class TrialRunner:
             outcome = self._train(trial, report)
         except TrialPruned:
             outcome = Outcome(pruned=True)
+        except CancelledError:
+            outcome = Outcome(interrupted=True)
         except Exception as error:
             if error is report.refusal:
                 raise
@@ -165,10 +214,7 @@ class TrialRunner:
 
     def _train(self, trial: Trial, report: Report) -> Outcome:
         parameters = Parameters(trial)
-        with self._building:
-            if self.seed is not None:
-                keras.utils.set_random_seed(self.seed + trial.number)
-            built = self._built(parameters)
+        built = self.builds.call(lambda: self._built(parameters)) if self.data else self._called(parameters)
         if _is_number(built):
             return _outcome_of(float(built), None)
         model, own = built if isinstance(built, tuple) and len(built) == 2 else (built, {})
@@ -200,6 +246,13 @@ class TrialRunner:
         return Outcome(value=report.best, model=model)
 
     def _built(self, parameters: Parameters) -> Any:
+        """Return the result of the user's function, with reproducible weights and names."""
+        if self.seed is not None:
+            keras.utils.set_random_seed(self.seed + parameters.trial.number)
+        with keras_internals.fresh_names():
+            return self._called(parameters)
+
+    def _called(self, parameters: Parameters) -> Any:
         build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build
         return build(**parameters.values) if self.spread else build(parameters)
 

@@ -314,3 +314,14 @@ def test_concrete_functions_are_called_with_flat_arguments():
     found = keras_internals.call_flat(trace, [tf.constant(3.0), tf.constant(1.0)], trace.captured_inputs)
 
     assert [float(part) for part in found] == [7.0]
+
+
+def test_default_names_start_anew_for_a_while():
+    """Layers of a ``with`` block get the names of a new process; later ones continue the numbers."""
+    first = keras.layers.Dense(1).name
+    with keras_internals.fresh_names():
+        inside = [keras.layers.Dense(1).name for _ in range(2)]
+    after = keras.layers.Dense(1).name
+
+    assert ["dense", "dense_1"] == inside
+    assert after not in (first, *inside)

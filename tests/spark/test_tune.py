@@ -50,6 +50,7 @@ def test_the_best_trial_is_found_and_its_model_kept(spark, problem):
     assert 4 == len(result.curves())
 
 
+@pytest.mark.whole
 def test_a_trial_is_a_fit_of_its_model(spark, problem):
     """A trial of one worker trains its model as SparkModel.fit with the same settings does."""
     result = tune.search(
@@ -85,6 +86,7 @@ def test_a_grid_is_searched_once(spark, problem):
     assert 4 == len(result.trials) == len(result.trials[["param_units", "param_rate"]].drop_duplicates())
 
 
+@pytest.mark.whole
 def test_a_function_may_ask_for_its_parameters_and_set_arguments_of_fit(spark, problem):
     """Without a space the function asks for parameters; it may return arguments of fit with the model."""
 
@@ -108,6 +110,7 @@ class Hyper(keras_tuner.HyperModel):
         return model.fit(*args, **kwargs | {"batch_size": hp.Choice("batch_size", [8, 64])})
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("hyper", [Hyper(), Hyper().build], ids=["a HyperModel", "its build"])
 def test_keras_tuner_models_run_unchanged(spark, problem, hyper):
     """A HyperModel of KerasTuner, or its build function, is searched as it is."""
@@ -197,12 +200,14 @@ def test_a_build_that_is_no_function_is_refused(spark, problem):
         tune.search(5, (problem.x, problem.y), SPACE, **OPTIONS)
 
 
+@pytest.mark.whole
 def test_a_metric_that_is_no_result_ends_the_search(spark, problem):
     """The error lists the results of an epoch."""
     with pytest.raises(ConfigError, match=r"metric should be a result of an epoch \(accuracy, loss, val_acc"):
         tune.search(build, (problem.x, problem.y), SPACE, **OPTIONS | {"metric": "val_auc"})
 
 
+@pytest.mark.whole
 def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
     """The files of the best models stay, the best one first; a later search of the study has them too."""
     storage = f"sqlite:///{tmp_path}/study.db"
@@ -228,6 +233,7 @@ def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
         again.best_models(3)
 
 
+@pytest.mark.whole
 def test_trials_of_several_workers(spark, problem):
     """A trial may be a worker group."""
     result = tune.search(
@@ -237,6 +243,7 @@ def test_trials_of_several_workers(spark, problem):
     assert ["complete"] * 2 == list(result.trials["state"])
 
 
+@pytest.mark.whole
 def test_a_study_of_the_users_own_is_used(spark, problem):
     """A study of Optuna holds the trials, also after the search."""
     study = optuna.create_study(direction="minimize")
