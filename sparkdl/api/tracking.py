@@ -23,6 +23,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.settings import flattened
+from sparkdl.sources.resolve import SharedArrays
 
 logger = logging.getLogger(__name__)
 TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
@@ -255,7 +256,8 @@ def _log_arrays(arguments: FitArguments) -> None:
     import mlflow
     import mlflow.data
 
-    for context, rows in ("train", (arguments.x, arguments.y)), ("eval", arguments.validation_data):
+    x = arguments.x.x if isinstance(arguments.x, SharedArrays) else arguments.x
+    for context, rows in ("train", (x, arguments.y)), ("eval", arguments.validation_data):
         first = rows[:2] if isinstance(rows, tuple) else ()
         if len(first) == 2 and all(isinstance(each, np.ndarray) for each in first):
             mlflow.log_input(mlflow.data.from_numpy(first[0], targets=first[1]), context=context)

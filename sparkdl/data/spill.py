@@ -14,6 +14,7 @@ order of rows in buckets are in mapped files too.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import sys
@@ -22,6 +23,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -33,11 +35,12 @@ from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import MIXED, Integers
 from sparkdl.data.blocks import EMPTY, Block, Keys, scramble, select
 from sparkdl.data.column import Column
-from sparkdl.data.fingerprint import NOTHING, fingerprint, total
+from sparkdl.data.fingerprint import NOTHING, Fingerprint, fingerprint, total
 from sparkdl.data.schema import Schema
 from sparkdl.data.sparse import SparseRows, entry_of, rows_of
 
 MEMORY = 256 << 20
+COUNTS = "rows.json"  # the file of a folder with what ``SpillFile.load`` needs
 INDEX_BYTES = 128  # minimum size assumed for a row, because shuffling needs memory for its indices
 KEY, PLACE = Column("key", (), "uint64"), Column("place", (), "int64")
 SPAN = Column("span", (2,), "int64")  # start and length of a row in the file of entries
@@ -122,6 +125,8 @@ class SpillFile:
         directory: the directory of the files, which are unlinked at once.
         seed: the seed of the buckets; None keeps rows in the order of their keys.
         memory: maximum bytes of rows that are shuffled together.
+        folder: a folder of the directory in which the files keep names, so that ``load`` finds them; None:
+            they are unlinked at once.
 
     Attributes:
         empty: number of source partitions that were reported as empty.
@@ -129,11 +134,43 @@ class SpillFile:
     """
 
     def __init__(
-        self, schema: Schema, directory: str, seed: int | None = None, *, memory: int = MEMORY
+        self,
+        schema: Schema,
+        directory: str,
+        seed: int | None = None,
+        *,
+        memory: int = MEMORY,
+        folder: str | None = None,
     ) -> None:
         self.schema, self.empty, self.fingerprint = schema, 0, NOTHING
-        self._directory, self._seed, self._memory = directory, seed, memory
+        self._directory, self._seed, self._memory, self._folder = directory, seed, memory, folder
         self._piles: dict[int, _Pile] = {}
+
+    def save(self) -> None:
+        """Write the counts of the files in the folder, after the last block, for ``load``."""
+        for pile in self._piles.values():
+            pile.mapped()  # also writes and closes the files
+        counts = {part: (pile.count, pile.sorted) for part, pile in self._piles.items()}
+        values = {"empty": self.empty, "fingerprint": list(self.fingerprint), "piles": list(counts.items())}
+        path = Path(str(self._folder), COUNTS)
+        path.with_suffix(".part").write_text(json.dumps(values))
+        path.with_suffix(".part").replace(path)
+
+    def close(self) -> None:
+        """Close the files of rows that could not be stored."""
+        for pile in self._piles.values():
+            pile.close()
+
+    def load(self) -> None:
+        """Take over the rows that another process saved in the folder."""
+        values = json.loads(Path(str(self._folder), COUNTS).read_text())
+        self.empty, self.fingerprint = values["empty"], Fingerprint.of(values["fingerprint"])
+        for part, (count, in_order) in values["piles"]:
+            pile = self._piles[part] = _Pile(self.schema, self._directory, self._prefix(part), "r+b")
+            pile.count, pile.sorted = count, in_order
+
+    def _prefix(self, part: int) -> str | None:
+        return None if self._folder is None else os.path.join(self._folder, str(part))
 
     def extend(self, blocks: Iterable[Block], *, counted: bool = True) -> None:
         """Write blocks to the files.
@@ -163,7 +200,7 @@ class SpillFile:
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:
-            self._piles[part] = _Pile(self.schema, self._directory)
+            self._piles[part] = _Pile(self.schema, self._directory, self._prefix(part))
         return self._piles[part]
 
     def rows(self, part: int) -> Rows:
@@ -217,18 +254,33 @@ class SpillFile:
 
 
 class _Pile:
-    """The rows of one part: a file of keys, and a file per column, or two if the column is sparse or text."""
+    """The rows of one part: a file of keys, and a file per column, or two if the column is sparse or text.
 
-    def __init__(self, schema: Schema, directory: str) -> None:
+    Args:
+        schema: the rows' schema.
+        directory: the directory of files without names.
+        prefix: the beginning of the files' paths; None: they have no names.
+        mode: the mode in which files with names are opened.
+    """
+
+    def __init__(self, schema: Schema, directory: str, prefix: str | None = None, mode: str = "w+b") -> None:
+        def opened(name: str) -> IO[bytes]:
+            if prefix is None:
+                return tempfile.TemporaryFile(dir=directory)
+            return open(f"{prefix}-{name}", mode)
+
         self.count, self.sorted, self._last = 0, True, 0
         self._mapped: tuple[Keys, list[AnyRows]] | None = None
         self._columns = (KEY, *schema.columns)
-        self._files = [tempfile.TemporaryFile(dir=directory) for _ in self._columns]  # noqa: SIM115
+        self._files = [opened(str(place)) for place in range(len(self._columns))]
         self._entries = {
-            place: tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
-            for place, column in enumerate(self._columns)
-            if column.sparse
+            place: opened(f"{place}-entries") for place, column in enumerate(self._columns) if column.sparse
         }
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (*self._files, *self._entries.values()):
+            file.close()
 
     def add(self, block: Block) -> None:
         """Write a block to the files."""
@@ -275,7 +327,7 @@ class _Pile:
         columns: list[AnyRows] = list(found)
         for place, file in self._entries.items():
             column, entry = self._columns[place], entry_of(self._columns[place].dtype)
-            entries = _map(file, entry, (file.tell() // entry.itemsize,))
+            entries = _map(file, entry, (file.seek(0, os.SEEK_END) // entry.itemsize,))
             columns[place - 1] = rows_of(column.dtype)(found[place - 1], entries, column.shape)
         return keys, columns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -136,7 +137,28 @@ class TrainingJob:
             classes=request.classes,
             shards=request.num_workers if sharded else 0,
             codec=config.codec,
+            shared=self._name_of_rows(),
         )
+
+    def _name_of_rows(self) -> str:
+        """Return the name under which executors keep the rows for other fits; empty if they do not.
+
+        Two fits have the same name only if each worker has the same rows, in the same order.
+        """
+        request, fit = self.request, self.request.fit
+        if not request.source.shared:
+            return ""
+        values = (
+            request.num_workers,
+            self.plan.seed if fit.shuffle else None,
+            fit.validation_split,
+            (request.source.held_batch, request.source.held_most) if request.num_workers > 1 else None,
+            request.source.held_most,
+            fit.class_weight,
+            request.schema,
+        )
+        digest = hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()
+        return f"{request.source.shared}-{digest}"
 
     def _submitter(
         self, store: Store, stages: StageFactory, make_action: MakeAction

@@ -72,6 +72,7 @@ class Source(ABC):
         whole: whether arrays stay in one partition, because every batch needs the same number of rows or, to
             predict, because a layer carries its state from one batch to the next.
         served: the arrays that the endpoint of the job serves to its tasks; None: there are none.
+        shared: the name under which executors keep the rows for other fits; empty: they do not.
     """
 
     kind: ClassVar[str]
@@ -91,6 +92,7 @@ class Source(ABC):
     held_most: int | None = None
     whole = False
     served: ArrayBlocks | None = None
+    shared = ""
 
     @abstractmethod
     def peek(self) -> Sample:
@@ -251,16 +253,13 @@ class ArraySource(Source):
         source, held = self.split(split) if split else (self, validation)
         self.served = ArrayBlocks(num_workers)
         source.deal(self.served, num_workers, seed, TRAINING)
-        shuffled: RddSource | None = None
+        shuffled = held if isinstance(held, RddSource) else None
         if isinstance(held, ArraySource):
             held.deal(self.served, num_workers, None, VALIDATION)
-        elif held is not None:
-            assert isinstance(held, RddSource)  # noqa: S101 - require_partner ensures this
-            shuffled = held
         rows = ServedRows(self.served.counts, dealt=DealtRows() if shuffled else None)
+        checked = frozenset((TRAINING,) if shuffled else (TRAINING, VALIDATION))
 
         def make(stages: StageFactory, barrier: bool) -> Action:
-            checked = frozenset((TRAINING, VALIDATION) if shuffled is None else (TRAINING,))
             train = stages.make(TrainTask(stages.code, rows, checked=checked))
             if shuffled is None:
                 return jobs.run_rdd(_empty(cluster, num_workers), train, barrier=barrier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark import RDD
@@ -17,6 +18,20 @@ from sparkdl.sources.dataframe import frame_source
 from sparkdl.sources.functions import FunctionSource
 from sparkdl.spark.application import SparkApplication
 from sparkdl.worker.task_rows import RowFunction
+
+
+@dataclass(frozen=True)
+class SharedArrays:
+    """Arrays that several fits train on, with the same validation rows.
+
+    Attributes:
+        name: a name that no other arrays of the application have.
+        x: the arrays.
+    """
+
+    name: str
+    x: Any
+
 
 EVERY = Takes()  # rows with labels, and no strings
 
@@ -35,7 +50,8 @@ def make_source(
 
     Args:
         parts: x, y and sample weights; all but x may be None or missing. x: arrays or pandas, or a
-            structure of them; an RDD; a DataFrame; or, unless ``counts`` has x alone, a function.
+            structure of them; SharedArrays; an RDD; a DataFrame; or, unless ``counts`` has x alone, a
+            function.
         columns: the columns of a DataFrame for x and for y, or for x alone if ``counts`` has x alone: each a
             name, or a list or a dict of names.
         counts: the number of arrays that the model takes for x and for y; to predict, for x alone.
@@ -50,6 +66,10 @@ def make_source(
         DataError: the arrays have different lengths, or one cannot be read as rows.
     """
     x, y, weights = (*parts, None, None)[:3]
+    if isinstance(x, SharedArrays):
+        source = make_source((x.x, y, weights), columns, counts, what, takes=takes)
+        source.shared = x.name
+        return source
     frame = isinstance(x, DataFrame) or (
         type(x).__module__.startswith("pyspark.sql") and not isinstance(x, RDD)
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from optuna import Study, Trial
@@ -17,10 +19,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.config import Verbose
 from sparkdl.core.validation import text, whole_number
+from sparkdl.data.arrays import is_array
+from sparkdl.data.shared_rows import forget_in_task
 from sparkdl.driver.display.progress import Display, LineDisplay, value_text
 from sparkdl.errors import ConfigError, SearchError, SparkDLError, short
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
+from sparkdl.sources.resolve import SharedArrays
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.parameters import size_of, space_of
@@ -28,6 +33,7 @@ from sparkdl.tune.result import REPEATS, SearchResult, repeated_trials
 from sparkdl.tune.study import direction_of, make_study, quiet
 from sparkdl.tune.trials import Outcome, TrialRunner
 
+logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 STOP_SECONDS = 60.0  # that the fits of a search that ends early may take to end
 RECORDED = "results", "best_epoch", "reason", "traceback"  # of an outcome, as attributes of the trial
@@ -139,10 +145,13 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         num_trials = min(num_trials, size_of(chosen))
     threads = min(num_trials, _parallelism(cluster, parallelism, workers_per_trial))
     best = BestModels(keep, directory, study, of_model.get("custom_objects"))
+    rows = data if isinstance(data, tuple) else () if data is None else (data,)
+    name, shared = _shared(rows)
     runner = TrialRunner(
         build=build,
         spread=chosen is not None,
-        data=data if isinstance(data, tuple) else () if data is None else (data,),
+        data=rows,
+        shared=shared,
         fit_arguments={name: value for name, value in of_fit.items() if value is not None},
         settings=of_model,
         metric=metric,
@@ -152,7 +161,30 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     display = LineDisplay(epochs) if verbose != 0 else Display(epochs)
     run = _Search(study, runner, best, space=chosen, num_trials=num_trials, display=display)
     run.execute(cluster, threads)
+    _forget(cluster, name)
     return SearchResult(study, metric, best.get)
+
+
+def _shared(rows: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Return a name for arrays that executors keep during the search, and the arrays with this name.
+
+    Rows of other kinds are returned as they are, without a name.
+    """
+    if not rows or not (is_array(rows[0]) or isinstance(rows[0], list | tuple | dict)):
+        return "", rows
+    name = secrets.token_hex(8)
+    return name, (SharedArrays(name, rows[0]), *rows[1:])
+
+
+def _forget(cluster: SparkApplication, name: str) -> None:
+    """Let the executors delete the arrays of a search; those that are not reached do so when they end."""
+    if not name:
+        return
+    try:
+        tasks = 2 * cluster.slots()
+        cluster.context.parallelize(range(tasks), tasks).foreachPartition(partial(forget_in_task, name))
+    except Exception as error:  # noqa: BLE001 - the executors delete the rows when they end
+        logger.debug("The rows of the search %s were not deleted: %r", name, error)
 
 
 def _order(seed: int | None) -> int:

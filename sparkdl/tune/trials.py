@@ -24,6 +24,8 @@ from sparkdl.modeling import keras_internals
 from sparkdl.process.reasons import reason_of
 from sparkdl.tune.parameters import Parameters
 
+# Arguments of a fit that leave the rows of each worker as they are.
+SAME_ROWS = {"batch_size", "epochs", "callbacks", "validation_batch_size", "validation_freq"}
 LOST = WorkerLostError, ClusterError  # a trial that ends with one of these is tried once more
 
 
@@ -162,6 +164,7 @@ class TrialRunner:
         build: the user's function, or a HyperModel of KerasTuner.
         spread: whether the function takes the values of the space as keyword arguments.
         data: the positional arguments of each fit.
+        shared: the same, for fits with the same training and validation rows.
         fit_arguments: the keyword arguments of each fit.
         settings: the settings of each SparkModel.
         metric: the name of the result that is the value of a trial.
@@ -176,6 +179,7 @@ class TrialRunner:
     build: Any
     spread: bool
     data: tuple[Any, ...]
+    shared: tuple[Any, ...]
     fit_arguments: dict[str, Any]
     settings: dict[str, Any]
     metric: str
@@ -232,7 +236,8 @@ class TrialRunner:
         if hasattr(self.build, "fit"):
             fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
         else:
-            fitted = spark_model.fit(*self.data, **arguments)
+            data = self.data if set(own) - SAME_ROWS else self.shared
+            fitted = spark_model.fit(*data, **arguments)
         if report.pruned:
             return Outcome(pruned=True)
         if self.stopping.is_set():

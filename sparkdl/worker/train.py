@@ -42,6 +42,8 @@ class TrainJob:
         classes: the classes of label columns, by the index of the column.
         shards: the number of workers, if they reduce updates among themselves; otherwise 0.
         codec: the codec of updates on the network, if there is one.
+        shared: the name under which an executor keeps the rows for other runs (``data.shared_rows``); empty:
+            it does not.
     """
 
     spec: ModelSpec
@@ -53,6 +55,7 @@ class TrainJob:
     classes: Mapping[int, Classes] = field(default_factory=dict)
     shards: int = 0
     codec: Codec | None = None
+    shared: str = ""
 
 
 def train_task(job: TrainJob, attempt: Attempt, blocks: Watched, code: Code) -> None:
@@ -71,8 +74,7 @@ def _train(
     heartbeat: Heartbeat,
 ) -> None:
     plan = job.settings.plan
-    spooled = spill.SpillFile(job.schema, spill.local_directory(), plan.seed if plan.shuffle else None)
-    spooled.extend(weigh(blocks, job.schema, job.class_weight))
+    spooled = _stored(job, attempt, blocks)
     if blocks.shuffled:
         rebalance(spooled, attempt.worker, exchange)
     rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
@@ -107,6 +109,22 @@ def _train(
         loop.run(notes)
         if spread:
             model_cache.clear()  # the variables lie on the devices of this task
+
+
+def _stored(job: TrainJob, attempt: Attempt, blocks: Watched) -> spill.SpillFile:
+    """Return the rows of the blocks on this executor's disk."""
+    seed = job.settings.plan.seed if job.settings.plan.shuffle else None
+
+    def store(rows: spill.SpillFile) -> None:
+        rows.extend(weigh(blocks, job.schema, job.class_weight))
+
+    if job.shared:
+        from sparkdl.data.shared_rows import shared
+
+        return shared(f"{job.shared}-{attempt.worker}", job.schema, seed, store)
+    spooled = spill.SpillFile(job.schema, spill.local_directory(), seed)
+    store(spooled)
+    return spooled
 
 
 def _exchange_of(

@@ -15,6 +15,7 @@ from standalone import eventually
 
 from sparkdl import SparkModel, tune
 from sparkdl.errors import ConfigError, SearchError
+from sparkdl.tune import searching
 
 keras_tuner = pytest.importorskip("keras_tuner")
 TESTS = Path(__file__).parent
@@ -261,6 +262,36 @@ def test_figures_of_a_search(spark, problem):
         assert result.plot(figure).data
     with pytest.raises(ConfigError, match="figure should be one of 'history', 'curves'"):
         result.plot("pie")
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    "own", [{}, {"epochs": 1}, {"validation_split": 0.5}], ids=["none", "epochs", "rows"]
+)
+def test_executors_store_the_arrays_of_a_search_once(spark, problem, monkeypatch, own):
+    """An executor keeps the arrays for all trials that use the same rows, and deletes them at the end."""
+    folder = Path(spark.sparkContext.getConf().get("spark.local.dir"))
+
+    def kept():
+        return {path.name for path in folder.rglob("sparkdl-rows-*")}
+
+    def run():
+        return tune.search(
+            lambda units, rate: (build(units, rate), own),
+            (problem.x, problem.y),
+            SPACE,
+            num_trials=4,
+            **OPTIONS,
+        )
+
+    before = kept()
+    result = run()
+    assert before == kept()
+    monkeypatch.setattr(searching, "_forget", lambda *arguments: None)
+    again = run()
+
+    assert int("validation_split" not in own) == len(kept() - before)
+    assert 4 == len(result.trials) == len(again.trials)
 
 
 def lines_of(path):
