@@ -17,6 +17,7 @@ _FOREIGN = "estimators", "graph", "horovod", "image", "param", "transformers", "
 
 _HOMES = {
     "CheckpointConfig": "sparkdl.config",
+    "Ensemble": "sparkdl.tune.ensemble",
     "FaultTolerance": "sparkdl.settings",
     "History": "sparkdl.ui.history",
     "Network": "sparkdl.settings",
@@ -34,6 +35,7 @@ _HOMES = {
 _EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = [
     "CheckpointConfig",
+    "Ensemble",
     "FaultTolerance",
     "History",
     "Network",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.predictions import predict_udf
     from sparkdl.errors import SparkDLError
     from sparkdl.settings import FaultTolerance, Network, Stragglers
+    from sparkdl.tune.ensemble import Ensemble
     from sparkdl.ui.history import History
     from sparkdl.ui.plot import plot
     from sparkdl.worker.collective import WorkerContext

@@ -22,6 +22,7 @@ from sparkdl.core.pickling import pickled
 from sparkdl.core.vectors import LARGE, Array, trim
 from sparkdl.data.sparse import TEXT
 from sparkdl.errors import ModelError
+from sparkdl.modeling import ensemble_layers as ensemble_layers  # registers the layers that a file may have
 from sparkdl.modeling import keras_internals, optimizers
 from sparkdl.modeling.checks import require_compiled
 from sparkdl.modeling.configuration import Objects, deserialize, serialize, unwarned

@@ -45,6 +45,7 @@ def test_the_public_names_are_these():
     """The public names are exactly these, so that adding or removing one is deliberate."""
     expected = [
         "CheckpointConfig",
+        "Ensemble",
         "FaultTolerance",
         "History",
         "Network",

@@ -1,0 +1,218 @@
+"""The members of an ensemble, trained at the same time by fits with a worker each.
+
+Fits of one driver may run side by side: each has its own endpoint, and takes its own slots. A thread of the
+driver follows each of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyspark import RDD
+
+from sparkdl.api.spark_model import SparkModel
+from sparkdl.core.validation import whole_number
+from sparkdl.data.arrays import array_of, is_array
+from sparkdl.driver.epochs import check_callbacks
+from sparkdl.errors import ConfigError
+from sparkdl.modeling import checks
+from sparkdl.modeling.keras_settings import alone
+from sparkdl.modeling.keras_types import Model
+from sparkdl.process import interrupts
+from sparkdl.spark.application import application_of
+from sparkdl.ui.history import History
+
+DEFAULTS: dict[str, Any] = {"num_workers": 1, "dashboard": False}  # of the members' SparkModels
+OF_ONE_FIT = "checkpoint", "resume"  # arguments of fit that several fits cannot share
+POLL_SECONDS = 0.1
+
+
+class Rows(NamedTuple):
+    """The rows that members are trained on, as arguments of ``SparkModel.fit``."""
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+
+
+class Training(NamedTuple):
+    """The settings with which members are trained.
+
+    Attributes:
+        settings: arguments of each member's SparkModel.
+        fit: arguments of each member's ``fit``.
+        bootstrap: whether each member gets a bootstrap sample of the rows.
+    """
+
+    settings: Mapping[str, Any]
+    fit: Mapping[str, Any]
+    bootstrap: bool
+
+
+def train(
+    build: Callable[[], Model], rows: Rows, seeds: Sequence[int], training: Training
+) -> tuple[list[Model], list[History]]:
+    """Return trained models, one per seed, and the History of each.
+
+    Args:
+        build: a function that returns a compiled model.
+        rows: the rows.
+        seeds: for each member, the seed of its initial weights, its sample of the rows, and their order.
+        training: the settings of the members.
+
+    Raises:
+        ConfigError: an argument cannot be honoured. ``SparkModel.fit`` lists the other errors; the first one
+            ends the training of all members.
+    """
+    shared = [name for name in OF_ONE_FIT if training.fit.get(name)]
+    if shared:
+        raise ConfigError(
+            f"{shared[0]} is for one fit; got an ensemble of {len(seeds)} fits. Leave it out, or fit the "
+            "members one by one and pass them to sparkdl.Ensemble."
+        )
+    settings = DEFAULTS | dict(training.settings)
+    workers = whole_number("num_workers", settings["num_workers"])
+    settings.setdefault("frequency", "epoch" if workers == 1 else "batch")  # one has nobody to exchange with
+    if training.bootstrap:
+        _require_samples(rows)
+    cluster = application_of(getattr(rows.x, "sparkSession", None))
+    at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // workers)
+    callbacks = check_callbacks(training.fit.get("callbacks"))
+    members = [SparkModel(built(build, seed), **settings) for seed in seeds]
+
+    def fit(place: int) -> History:
+        seed, options = seeds[place], dict(training.fit)
+        own = resampled(rows, seed) if training.bootstrap else rows
+        # Copies, because each fit needs callbacks of its own.
+        options["callbacks"] = [copy.copy(callback) for callback in callbacks]
+        return members[place].fit(**own._asdict(), **{"verbose": 0, "seed": seed} | options)
+
+    def stop() -> None:
+        for member in members:
+            member.model.stop_training = True
+
+    histories = side_by_side(cluster, [partial(fit, place) for place in range(len(seeds))], at_once, stop)
+    return [member.model for member in members], histories
+
+
+def built(build: Callable[[], Model], seed: int) -> Model:
+    """Return the model of a function, with initial weights that a seed determines.
+
+    Keras's initializers and layers without a seed of their own draw it from Python's random generator.
+
+    Raises:
+        ModelError: the function does not return a compiled Keras model.
+    """
+    with alone():
+        random.seed(seed)
+        np.random.seed(seed)
+        model = build()
+    checks.require_compiled(model)
+    return model
+
+
+def side_by_side(
+    cluster: Any, calls: Sequence[Callable[[], Any]], at_once: int, stop: Callable[[], None]
+) -> list[Any]:
+    """Return the results of some calls, each made in a thread.
+
+    Args:
+        cluster: the Spark application.
+        calls: the calls.
+        at_once: the number of calls at the same time.
+        stop: asks the calls that are under way to end soon; called until they have.
+
+    Raises:
+        Exception: the first error of a call. The calls that are under way then end, and no other begins.
+    """
+    left = deque(enumerate(calls))
+    results: list[Any] = [None] * len(calls)
+    errors: list[Exception] = []
+
+    def work() -> None:
+        while left and not errors:
+            place, call = left.popleft()
+            try:
+                results[place] = call()
+            except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+                error.add_note(f"Member {place} of the ensemble failed, so no member was trained further.")
+                errors.append(error)
+
+    threads = [cluster.thread(work, f"sparkdl-member-{k}") for k in range(min(at_once, len(calls)))]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            _join(threads)
+            interrupts.check()
+            if errors:
+                stop()
+    except BaseException:
+        left.clear()
+        with interrupts.held():
+            while any(thread.is_alive() for thread in threads):
+                stop()
+                _join(threads)
+        raise
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _join(threads: Sequence[Any]) -> None:
+    """Wait a moment for the first thread that still runs."""
+    next((thread for thread in threads if thread.is_alive()), threads[0]).join(POLL_SECONDS)
+
+
+def resampled(rows: Rows, seed: int) -> Rows:
+    """Return a bootstrap sample of rows: as many, drawn with replacement.
+
+    Of an RDD or a DataFrame Spark draws each row a number of times that has the Poisson distribution with
+    mean 1, so the number of rows is only about the same.
+    """
+    if _is_distributed(rows.x):
+        return rows._replace(x=rows.x.sample(True, 1.0, seed))
+    count = len(_first_array(rows.x))
+    places = np.random.default_rng(seed).integers(count, size=count)
+    return Rows(*(_taken(part, places) for part in rows))
+
+
+def _require_samples(rows: Rows) -> None:
+    """Require rows from which a bootstrap sample can be drawn.
+
+    Raises:
+        ConfigError: the rows are of another kind.
+    """
+    if callable(rows.x) and not is_array(rows.x):
+        raise ConfigError(
+            "bootstrap=True needs arrays, an RDD or a DataFrame; got a function. Draw the sample in the "
+            "function, or leave bootstrap out."
+        )
+
+
+def _is_distributed(x: Any) -> bool:
+    return isinstance(x, RDD) or hasattr(x, "sparkSession")
+
+
+def _first_array(x: Any) -> Any:
+    """Return the first array of a structure of arrays."""
+    while isinstance(x, dict | tuple) or (isinstance(x, list) and x and is_array(x[0])):
+        x = next(iter(x.values() if isinstance(x, dict) else x))
+    return x
+
+
+def _taken(part: Any, places: Any) -> Any:
+    """Return the rows at some places of an array, or of each array in a structure."""
+    if part is None:
+        return None
+    if isinstance(part, dict):
+        return {name: _taken(each, places) for name, each in part.items()}
+    if isinstance(part, tuple) or (isinstance(part, list) and part and is_array(part[0])):
+        return type(part)(_taken(each, places) for each in part)
+    return part.iloc[places] if hasattr(part, "iloc") else array_of(part)[places]

@@ -1,0 +1,329 @@
+"""The model of an ensemble combines its members as NumPy does, and is saved and loaded as one."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import layers
+
+import sparkdl
+from sparkdl import Ensemble, SparkModel
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.modeling.ensemble_layers import Spread, Vote
+from sparkdl.tune.members import Rows, built, resampled
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 6)).astype("float32")
+Y = (X[:, 0] > 0).astype("int64") + (X[:, 1] > 0)
+SPARSE = "sparse_categorical_crossentropy"
+
+
+def network(units=3, activation="softmax", loss=SPARSE, *, inputs=6, name="network"):
+    parts = [
+        keras.Input((inputs,)),
+        layers.Dense(8, "tanh"),
+        layers.Dropout(0.5),
+        layers.Dense(units, activation),
+    ]
+    model = keras.Sequential(parts, name=name)
+    if loss is not None:
+        model.compile("adam", loss, metrics=["accuracy"] if units > 1 else ["mae"])
+    return model
+
+
+def predict(model, x=X):
+    """Return the predictions as arrays, without the time that model.predict takes to trace."""
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, model(x, training=False))
+
+
+def outputs(models, x=X):
+    return np.stack([predict(model, x) for model in models])
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three models of one name, with different weights."""
+    keras.utils.set_random_seed(0)
+    return [network() for _ in range(3)]
+
+
+weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(weights=weights, seed=st.integers(0, 1000))
+def test_layers_compute_the_weighted_mean_and_deviation(weights, seed):
+    """The layers return the weighted mean, the share of votes, and the weighted standard deviation."""
+    shares = np.array(weights) / np.sum(weights)
+    given = np.random.default_rng(seed).random((len(shares), 5, 4)).astype("float32")
+    parts = [keras.ops.convert_to_tensor(part) for part in given]
+    mean = np.average(given, axis=0, weights=shares)
+    votes = np.average(np.eye(4)[given.argmax(-1)], axis=0, weights=shares)
+    deviation = np.average((given - mean) ** 2, axis=0, weights=shares) ** 0.5
+
+    def found(layer):
+        return keras.ops.convert_to_numpy(layer(parts))
+
+    np.testing.assert_allclose(found(Vote(shares.tolist())), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found(Vote(shares.tolist(), "hard")), votes, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found(Spread(shares.tolist())), deviation, rtol=1e-3, atol=1e-4)
+
+
+def test_a_soft_vote_is_the_weighted_mean(three):
+    """A soft vote returns the weighted mean of the members' outputs, and weights are divided by their sum."""
+    ensemble = Ensemble(three, weights=[2, 1, 1])
+    expected = np.average(outputs(three), axis=0, weights=[2, 1, 1])
+
+    np.testing.assert_allclose(predict(ensemble.model), expected, rtol=1e-5)
+    assert [0.5, 0.25, 0.25] == ensemble.weights
+    assert "Ensemble(members: 3, voting: soft, weights: [0.5, 0.25, 0.25], spread: False)" == repr(ensemble)
+
+
+def test_an_ensemble_has_the_loss_and_the_metrics_of_its_members(three):
+    """Keras evaluates an ensemble by the loss and the metrics that a member was compiled with."""
+    ensemble = Ensemble([network(loss=None), *three])
+    mean = outputs(ensemble.members).mean(axis=0)
+    loss, accuracy = ensemble.model.evaluate(X, Y, verbose=0)
+
+    assert pytest.approx(-np.log(mean[np.arange(len(Y)), Y]).mean(), rel=1e-4) == loss
+    assert pytest.approx((mean.argmax(axis=1) == Y).mean()) == accuracy
+
+
+def test_metrics_are_not_shared():
+    """Objects given to compile work in the ensemble too, without the state that they have in the member."""
+    member = network(loss=None)
+    metrics = [keras.metrics.SparseCategoricalAccuracy()]
+    member.compile("sgd", keras.losses.SparseCategoricalCrossentropy(), metrics=metrics)
+    accuracy = member.evaluate(X, Y, verbose=0)[1]
+    ensemble = Ensemble([member], spread=True)
+    labels = {"prediction": Y[:7], "uncertainty": Y[:7]}
+
+    assert pytest.approx(accuracy) == Ensemble([member]).model.evaluate(X, Y, verbose=0)[1]
+    assert ensemble.model.evaluate(X[:7], labels, verbose=0)
+    assert pytest.approx(accuracy) == float(metrics[0].result())
+
+
+def test_members_are_copies(three):
+    """A member that is trained or renamed later does not change the ensemble, and the ensemble is frozen."""
+    member = network()
+    ensemble = Ensemble([member, member])
+    before = predict(ensemble.model)
+    member.set_weights([weight + 1 for weight in member.get_weights()])
+
+    assert np.array_equal(before, predict(ensemble.model))
+    assert [] == ensemble.model.trainable_variables
+    assert ["network"] * 3 == [model.name for model in three]
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "threshold"),
+    [("binary_crossentropy", "sigmoid", 0.5), (keras.losses.BinaryCrossentropy(from_logits=True), None, 0.0)],
+)
+def test_one_unit_votes_by_its_threshold(loss, activation, threshold):
+    """Members with one unit vote for the second class above 0.5, or above 0 if they return logits."""
+    members = [network(1, activation, loss) for _ in range(3)]
+    ensemble = Ensemble(members, voting="hard", weights=[1, 1, 2])
+    expected = np.average(outputs(members) > threshold, axis=0, weights=[1, 1, 2])
+
+    np.testing.assert_allclose(predict(ensemble.model), expected)
+    loss, _ = ensemble.model.evaluate(X, (Y > 0).astype("float32"), verbose=0)
+    chosen = np.clip(np.where(Y[:, None] > 0, expected, 1 - expected), 1e-7, 1)
+    assert pytest.approx(-np.log(chosen).mean(), rel=0.01) == loss  # Keras rounds in float32
+
+
+def test_the_most_votes_win(three):
+    """A hard vote returns the share of votes of each class."""
+    ensemble = Ensemble(three, voting="hard")
+    expected = np.eye(3)[outputs(three).argmax(axis=-1)].mean(axis=0)
+
+    np.testing.assert_allclose(predict(ensemble.model), expected, rtol=1e-6)
+
+
+def test_the_spread_is_a_second_output(three):
+    """With spread the model returns the members' standard deviation beside the same prediction."""
+    plain, found = Ensemble(three), predict(Ensemble(three, spread=True).model)
+
+    assert {"prediction", "uncertainty"} == set(found)
+    assert np.array_equal(predict(plain.model), found["prediction"])
+    np.testing.assert_allclose(found["uncertainty"], outputs(three).std(axis=0), rtol=1e-3, atol=1e-6)
+
+
+def several(order):
+    """Return a model of two named inputs, in an order."""
+    inputs = {name: keras.Input((2,), name=name) for name in order}
+    merged = layers.Concatenate()([inputs["left"], inputs["right"]])
+    return keras.Model(inputs, layers.Dense(1)(merged))
+
+
+def test_several_inputs_keep_their_names():
+    """Members with a dict of inputs get each input by its name, whatever the order in the dict."""
+    members = [several(["left", "right"]), several(["right", "left"])]
+    x = {"left": X[:, :2], "right": X[:, 2:4]}
+    expected = np.mean([predict(model, x) for model in members], axis=0)
+
+    np.testing.assert_allclose(predict(Ensemble(members).model, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_ensemble_may_be_a_member(three):
+    """An ensemble of ensembles combines their predictions."""
+    pair, single = Ensemble(three[:2]), three[2]
+    expected = outputs([pair.model, single]).mean(axis=0)
+
+    np.testing.assert_allclose(predict(Ensemble([pair.model, single]).model), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"spread": True}, {"voting": "hard", "weights": [1, 2, 3]}])
+def test_a_loaded_ensemble_is_the_same(three, tmp_path, options):
+    """A loaded ensemble has the same settings, and the same loss."""
+    ensemble, path = Ensemble(three, **options), str(tmp_path / "three.keras")
+    ensemble.save(path)
+    loaded = Ensemble.load(path)
+
+    assert repr(ensemble) == repr(loaded)
+    assert str(predict(ensemble.model)) == str(predict(loaded.model))
+    assert ensemble.model.loss == loaded.model.loss
+    with pytest.raises(FileExistsError):
+        loaded.save(path)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("load", ["Ensemble.load({!r})", "load_spark_model({!r})"])
+def test_another_process_predicts_the_same_bits(three, tmp_path, load):
+    """An ensemble that another process loads makes the same predictions, bit for bit."""
+    ensemble, path = Ensemble(three, weights=[3, 2, 1], spread=True), str(tmp_path / "three.keras")
+    ensemble.save(path)
+    np.save(tmp_path / "x.npy", X)
+    code = (
+        f"import numpy as np; from sparkdl import Ensemble, load_spark_model; m = {load.format(path)}.model\n"
+        f"found = m.predict(np.load({str(tmp_path / 'x.npy')!r}), verbose=0)\n"
+        f"np.savez({str(tmp_path / 'found.npz')!r}, **found)"
+    )
+    root = Path(sparkdl.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+
+    found = np.load(tmp_path / "found.npz")
+    for name, array in ensemble.model.predict(X, verbose=0).items():
+        assert array.tobytes() == found[name].tobytes()
+
+
+def test_a_plain_model_is_not_an_ensemble(three, tmp_path):
+    """A file of a plain model is refused, and its own function is named."""
+    SparkModel(three[0]).save(str(tmp_path / "one.keras"))
+    with pytest.raises(ModelError, match='"network" is not an ensemble: .* Use sparkdl.load_spark_model'):
+        Ensemble.load(str(tmp_path / "one.keras"))
+
+
+def subclassed():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    return Own()
+
+
+def with_own_call():
+    class Scaled(keras.Model):
+        def call(self, *args, **options):
+            return 2 * super().call(*args, **options)
+
+    inputs = keras.Input((6,))
+    return Scaled(inputs, layers.Dense(3)(inputs))
+
+
+def two_outputs():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "error", "message"),
+    [
+        (list, {}, ConfigError, r"models should be a list of at least one; got \[\]"),
+        (lambda: network(), {}, ConfigError, "models should be a list of at least one; got <Sequential"),
+        (lambda: [network(), 3], {}, ModelError, "model should be a keras.Model; got int"),
+        (
+            lambda: [network(), network(4, name="wide")],
+            {},
+            ModelError,
+            r'same output: member 0 \("network"\) has \(3,\) float32, and member 1 \("wide"\) has \(4,\)',
+        ),
+        (
+            lambda: [network(), network(inputs=5)],
+            {},
+            ModelError,
+            r"same inputs: member 0 .* has \(6,\) float32, and member 1 .* has \(5,\) float32",
+        ),
+        (lambda: [network(), several(["left", "right"])], {}, ModelError, r"has 'left' \(2,\) float32"),
+        (lambda: [two_outputs()], {}, ModelError, "should have one output; the model .* has 2: a, b"),
+        (lambda: [subclassed()], {}, ModelError, "The inputs of the model .* are not known"),
+        (lambda: [with_own_call()], {}, ModelError, "has its own call method"),
+        (lambda: [network()], {"voting": "most"}, ConfigError, "voting should be one of 'soft', 'hard'"),
+        (lambda: [network()], {"spread": 1}, ConfigError, "spread should be True or False; got 1"),
+        (lambda: [network()], {"weights": [1, 2]}, ConfigError, "a number for each of the 1 members; got 2"),
+        (lambda: [network()], {"weights": [-1]}, ConfigError, "finite numbers of at least 0"),
+        (lambda: [network()], {"weights": [0.0]}, ConfigError, "not all of them 0"),
+        (lambda: [network()], {"weights": [float("nan")]}, ConfigError, "finite numbers of at least 0"),
+        (lambda: [network()], {"weights": ["1"]}, ConfigError, "finite numbers of at least 0"),
+        (lambda: [network(1, None, "mse")], {"voting": "hard"}, ConfigError, 'voting="hard" needs members'),
+        (lambda: [network(loss=None)], {"voting": "hard"}, ConfigError, "has a loss of None and an output"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_combined_is_refused(models, options, error, message):
+    """Members that do not match and settings out of range are refused, with what was given."""
+    with pytest.raises(error, match=re.compile(message, re.DOTALL)):
+        Ensemble(models(), **options)
+
+
+def test_members_without_a_loss_are_not_evaluated(three):
+    """Evaluation and stacking are refused, before a job starts, if no member was compiled with a loss."""
+    ensemble = Ensemble([network(loss=None)])
+    for call, name in ((ensemble.evaluate, "evaluate"), (ensemble.stack, "stack")):
+        with pytest.raises(ModelError, match=f"{name} needs a loss; none of the members"):
+            call(X, Y)
+    with pytest.raises(ConfigError, match='stack needs voting="soft"'):
+        Ensemble(three, voting="hard").stack(X, Y)
+
+
+def test_a_seed_determines_the_initial_weights():
+    """A seed gives the same initial weights again, another seed gives different ones."""
+    first, again, other = (built(network, seed).get_weights()[0] for seed in (1, 1, 2))
+
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_bootstrap_sample_keeps_rows_together():
+    """A bootstrap sample has as many rows, some of them twice, and each keeps its label and weight."""
+    rows = Rows({"a": X, "b": (X * 2, X * 3)}, Y, np.arange(len(Y)))
+    sample = resampled(rows, seed=3)
+    places = sample.sample_weight
+
+    assert len(Y) == len(places) > len(set(places))
+    assert np.array_equal(X[places], sample.x["a"])
+    assert np.array_equal(3 * X[places], sample.x["b"][1])
+    assert np.array_equal(Y[places], sample.y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_members": 0}, "num_members should be a whole number of at least 1; got 0"),
+        ({"seed": -1}, "seed should be a whole number of at least 0; got -1"),
+        ({"bootstrap": 2}, "bootstrap should be True or False; got 2"),
+        ({"voting": "loud"}, "voting should be one of 'soft', 'hard'; got 'loud'"),
+        ({"checkpoint": "runs"}, "checkpoint is for one fit; got an ensemble of 5 fits"),
+        ({"settings": {"num_workers": None}}, "num_workers should be a whole number"),
+        ({"x": lambda worker, workers: X, "bootstrap": True}, "an RDD or a DataFrame; got a function"),
+    ],
+)  # fmt: skip
+def test_settings_of_a_fit_are_checked_before_a_model_is_built(options, message):
+    """Invalid arguments of Ensemble.fit are refused before a model is built or Spark is started."""
+    with pytest.raises(ConfigError, match=message):
+        Ensemble.fit(lambda: pytest.fail("built"), **({"x": X, "y": Y} | options))
