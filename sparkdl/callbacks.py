@@ -1,4 +1,4 @@
-"""Keras callbacks for the learning rate, and for the scalars of workers in TensorBoard.
+"""Keras callbacks for the learning rate, for averaged weights, and for workers' scalars in TensorBoard.
 
 A callback for the learning rate defines a factor, which may change during training. ``SparkModel`` sends the
 rate times the factor to the workers with every exchange, and leaves the rate of the model on the driver
@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparkdl.config import Scaling
-from sparkdl.core.validation import choose
+from sparkdl.core.validation import choose, one_of, text, whole_number
+from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import optimizers
 from sparkdl.modeling.event_files import EventFile, require_summaries
 from sparkdl.transport.messages import ACTIVITIES
 
+logger = logging.getLogger(__name__)
 KEPT = "_sparkdl_rate"  # attribute of an optimizer during a batch: the learning rate to restore after it
 
 
@@ -121,6 +125,136 @@ class LearningRateWarmup(LearningRateFactor):
         """Return the fraction at this point, on the straight line from ``start`` to 1."""
         start = 1 / num_workers if self.start is None else self.start
         return start + (1 - start) * min(1.0, epoch / self.epochs)
+
+
+class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
+    """Average the weights of the ends of epochs (SWA, Izmailov et al., 2018), if that does not harm.
+
+    From epoch ``start`` on, the validation rows are evaluated with the mean of the weights so far, so their
+    results are those of the mean. Training goes on with its own weights. At the end of training the model
+    gets the last mean that was evaluated, if its result is no worse than the best one before: that of the
+    epochs up to ``start``, which are evaluated with their own weights. Otherwise the model keeps the weights
+    of training, and a warning is logged. Without validation rows it gets the mean.
+
+    Moving statistics, such as those of BatchNormalization, are averaged too. The results show whether they
+    still suit the weights.
+
+    Args:
+        start: the epoch whose weights are the first in the mean, counted from 0. Choose one from which on the
+            results hardly improve, and keep the learning rate up.
+        monitor: the result of the validation rows that is compared, such as "val_accuracy".
+        mode: "min" if less is better, "max" if more is; "auto" is "min" for losses and errors, else "max".
+
+    Attributes:
+        averaged: after training, whether the model has the mean.
+
+    Raises:
+        ConfigError: a setting is not valid.
+    """
+
+    def __init__(self, start: int, monitor: str = "val_loss", mode: str = "auto") -> None:
+        super().__init__()
+        self.start = whole_number("start", start, least=0)
+        self.monitor = text("monitor", monitor)
+        if not monitor.startswith("val_"):
+            raise ConfigError(
+                f'monitor should be a result of the validation rows, such as "val_loss"; got {monitor!r}.'
+            )
+        if one_of("mode", mode, ("auto", "min", "max")) == "auto":
+            mode = "min" if any(word in monitor for word in ("loss", "error")) else "max"
+        self.mode, self.averaged = mode, False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mean: list[Array] = []
+        self._count, self._epoch, self._counted = 0, 0, False
+        self._trained: list[Array] | None = None  # the weights of training, during an evaluation of the mean
+        self._tested: tuple[list[Array], float] | None = None  # the last evaluated mean, and its result
+        self._plain: float | None = None  # the best result of weights that are not averaged
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Forget an earlier fit."""
+        self.averaged = False
+        self._forget()
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Store the epoch."""
+        self._epoch, self._counted = epoch, False
+
+    def on_test_begin(self, logs: object = None) -> None:
+        """Count the epoch's weights, and put the mean in their place for the evaluation."""
+        self._count_weights()
+        if self._count > 1:
+            self._trained = self.model.get_weights()
+            self.model.set_weights(self._mean)
+
+    def on_test_end(self, logs: object = None) -> None:
+        """Restore the weights of training."""
+        if self._trained is not None:
+            self.model.set_weights(self._trained)
+        self._trained = None
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count the epoch's weights, if there was no evaluation, and store the result of one.
+
+        Raises:
+            ConfigError: the validation rows have no result of the name ``monitor``.
+        """
+        self._count_weights()
+        result = (logs or {}).get(self.monitor)
+        if result is None:
+            found = [name for name in logs or {} if name.startswith("val_")]
+            if found:
+                raise ConfigError(f"monitor should be one of {', '.join(found)}; got {self.monitor!r}.")
+            return
+        if self._count > 1:
+            self._tested = self._mean, float(result)
+        elif self._plain is None or self._is_no_worse(float(result), self._plain):
+            self._plain = float(result)
+
+    def _count_weights(self) -> None:
+        """Add the model's weights to the mean, once per epoch; numbers that are not floats are replaced."""
+        if self._counted or self._epoch < self.start:
+            return
+        self._counted, weights = True, self.model.get_weights()
+        self._count += 1
+        if self._count == 1:
+            self._mean = [_in_full(weight) for weight in weights]
+            return
+        self._mean = [
+            mean + (_in_full(weight) - mean) / self._count if "float" in weight.dtype.name else weight
+            for mean, weight in zip(self._mean, weights, strict=True)
+        ]
+
+    def _is_no_worse(self, result: float, other: float) -> bool:
+        """Return True if a result is at least as good as another; a NaN is not."""
+        return result <= other if self.mode == "min" else result >= other
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Give the model the mean, if it is no worse."""
+        mean, result = self._tested or (self._mean, None)
+        if self._count < 2:
+            logger.warning(
+                "AverageWeights(start=%d): training ended before there were two epochs to average, so the "
+                "model has the weights of the last epoch.",
+                self.start,
+            )
+        elif result is not None and self._plain is not None and not self._is_no_worse(result, self._plain):
+            logger.warning(
+                "AverageWeights: %s is %.4g with the mean of the weights, and was %.4g before, so the model "
+                "keeps the weights of the last epoch.",
+                self.monitor,
+                result,
+                self._plain,
+            )
+        else:
+            self.model.set_weights(mean)
+            self.averaged = True
+
+
+def _in_full(weight: Array) -> Array:
+    """Return a weight in single precision at least, since the mean of many would lose digits in half."""
+    return weight.astype(np.float32) if weight.dtype.name in ("float16", "bfloat16") else weight
 
 
 class WorkerScalars(keras.callbacks.Callback):  # type: ignore[misc]

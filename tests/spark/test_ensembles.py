@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl import Ensemble, predict_udf
+from sparkdl import Ensemble, SparkModel, predict_udf
+from sparkdl.callbacks import AverageWeights
 from sparkdl.errors import DataError
 from sparkdl.ml import KerasTransformer
 
@@ -152,3 +153,25 @@ def test_stacking_is_no_worse_than_the_mean(spark, problem):
         assert all(
             np.array_equal(*pair) for pair in zip(member.get_weights(), same.get_weights(), strict=True)
         )
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_workers_evaluate_the_mean_of_the_weights(spark, problem, mode):
+    """The validation results of AverageWeights are those of the mean, with which training then ends."""
+    callback, rate = AverageWeights(start=1), 0.05  # so small that each epoch lowers the loss
+    model = problem.model(keras.optimizers.SGD(rate))
+    held_out = problem.x[150:], problem.y[150:]
+    options = {"epochs": 4, "batch_size": 32, "seed": 0, "verbose": 0}
+    history = SparkModel(model, num_workers=2, mode=mode).fit(
+        problem.x[:150], problem.y[:150], validation_data=held_out, callbacks=[callback], **options
+    )
+    assert callback.averaged
+    assert pytest.approx(model.evaluate(*held_out, verbose=0)[0], rel=1e-3) == history.history["val_loss"][-1]
+
+    if mode == "synchronous":
+        plain, weights = problem.model(keras.optimizers.SGD(rate)), []
+        record = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: weights.append(plain.get_weights()))
+        SparkModel(plain, num_workers=2).fit(problem.x[:150], problem.y[:150], callbacks=[record], **options)
+        for found, expected in zip(model.get_weights(), zip(*weights[1:], strict=True), strict=True):
+            np.testing.assert_allclose(found, np.mean(expected, axis=0), rtol=1e-4, atol=1e-5)
