@@ -8,6 +8,7 @@ name gives the versions that it was checked with. If a Keras release changes one
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -319,17 +320,29 @@ def call_flat(trace: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> An
     return trace._call_flat(tensors, captured)  # TensorFlow 2.16 to 2.21
 
 
+_COUNTS = "object_name_uids"  # Keras 3.5 to 3.15: the numbers of default names, of this thread
+
+
+def default_names() -> dict[str, int]:
+    """Return the numbers that the next default names of this thread get, by kind of object."""
+    return dict(_global_state.get_global_attribute(_COUNTS) or {})
+
+
 @contextmanager
-def fresh_names() -> Iterator[None]:
-    """Number the default names of layers and models from the start in a ``with`` block.
+def names_from(counts: dict[str, int]) -> Iterator[None]:
+    """Number default names from these numbers on in a ``with`` block; afterwards no name is given twice.
 
     Models of one architecture then have equal names, so that a process can use the compiled functions of one
-    for the others. Afterwards the numbers continue where they were.
+    for the others.
+
+    Args:
+        counts: the result of ``default_names``.
     """
-    counts = "object_name_uids"  # Keras 3.5 to 3.15: the numbers of default names, of this thread
-    kept = _global_state.get_global_attribute(counts)
-    _global_state.set_global_attribute(counts, None)
+    kept = default_names()
+    _global_state.set_global_attribute(_COUNTS, defaultdict(int, counts))
     try:
         yield
     finally:
-        _global_state.set_global_attribute(counts, kept)
+        found = default_names()
+        most = {name: max(found.get(name, 0), kept.get(name, 0)) for name in found | kept}
+        _global_state.set_global_attribute(_COUNTS, defaultdict(int, most))

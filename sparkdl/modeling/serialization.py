@@ -191,16 +191,24 @@ def _key(spec: ModelSpec, objects: Objects, builder: Any, model: keras.Model) ->
     """
     import cloudpickle  # installed on the driver; an executor that sparkdl was sent to may lack it
 
-    config = spec.config
+    config = spec.config and _without_rates(spec.config)
     for optimizer in (model.optimizer, optimizers.inner(model)) if model.compiled else ():
         config = config and config.replace(json.dumps(optimizer.name), "null")
-        rate = optimizer.get_config().get("learning_rate")
-        if config and isinstance(rate, float) and type(optimizer).__module__.startswith("keras."):
-            config = config.replace(f'"learning_rate": {json.dumps(rate)}', '"learning_rate": null')
     code = pickled((sorted(objects.items()), builder), cloudpickle)
     layouts = [layout_of(part) for part in (trainable(model), statistics(model), generators(model))]
     constants = [array.tobytes() for layer in adapted(model) for array in read(layer.weights)]
     return hashlib.sha256(f"{config} {layouts} {spec.moved} {constants}".encode() + code).hexdigest()
+
+
+def _without_rates(config: str) -> str:
+    """Return a configuration without the learning rates of Keras's own optimizers."""
+    values = json.loads(config)
+    optimizer = (values.get("compile_config") or {}).get("optimizer")
+    while isinstance(optimizer, dict) and isinstance(settings := optimizer.get("config"), dict):
+        if optimizer.get("module") == "keras.optimizers" and isinstance(settings.get("learning_rate"), float):
+            settings["learning_rate"] = None
+        optimizer = settings.get("inner_optimizer")
+    return json.dumps(values)
 
 
 def _check_restored(model: keras.Model, restored: keras.Model, *, trains: bool) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from optuna import Study, Trial
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import serialization
@@ -19,54 +20,37 @@ from sparkdl.spark import files, spark_internals
 MODEL = "model"  # the user attribute of a trial with the path of its model
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A model that is kept: in memory, or as a file.
-
-    Attributes:
-        value: the value of its trial.
-        number: the number of its trial.
-        model: the model; None if it is in a file.
-        path: the path of the file; empty if the model is in memory.
-    """
-
-    value: float
-    number: int
-    model: Any = None
-    path: str = ""
-
-
 class BestModels:
     """The best models of a search.
 
     Args:
         count: how many are kept.
-        folder: the folder for their files: a local path, or a URI of any file system that Spark can reach;
-            None keeps them in memory.
-        study: the study, whose earlier trials may have files.
+        directory: the folder for their files, in which the study has a folder: a local path, or a URI of any
+            file system that Spark can reach; None keeps the models in memory.
+        study: the study. Of its earlier trials, the models in the folder are kept too.
         custom_objects: classes and functions that the models need, by name.
     """
 
     def __init__(
         self,
         count: int,
-        folder: str | None,
+        directory: str | None,
         study: Study,
         custom_objects: dict[str, Any] | None = None,
     ) -> None:
-        self._count, self._folder, self._custom_objects = count, folder, custom_objects
-        self._maximize = study.direction is StudyDirection.MAXIMIZE
+        self._count, self._study, self._custom_objects = count, study, custom_objects
         self._lock = threading.Lock()
         self._context = spark_internals.active_context()
-        self._kept = [
-            _Kept(trial.value, trial.number, path=trial.user_attrs[MODEL])
-            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if trial.value is not None and trial.user_attrs.get(MODEL)
-        ]
-        self._sort()
+        self._folder = None if directory is None else _folder_of(directory, study)
+        # By the number of a trial, its value, and its model or the path of its model.
+        self._kept: dict[int, tuple[float, Any]] = {}
+        for trial in ranked(study) if self._folder else []:
+            path = trial.user_attrs.get(MODEL, "")
+            if len(self._kept) < count and path.startswith(f"{self._folder}/") and self._is_there(path):
+                self._kept[trial.number] = float(trial.value or 0.0), path
 
     def add(self, trial: Trial, value: float, model: Any) -> None:
-        """Keep the model of a trial if it is among the best; drop the one that no longer is.
+        """Keep the model of a trial that is about to end, if it is among the best.
 
         Args:
             trial: the trial, which gets the path of the file as an attribute.
@@ -74,55 +58,77 @@ class BestModels:
             model: the keras.Model.
         """
         with self._lock:
-            if len(self._kept) >= self._count and not self._is_better(value, self._kept[-1].value):
+            if len(self._kept) >= self._count and self._order(trial.number, value) > max(
+                self._order(number, kept) for number, (kept, _) in self._kept.items()
+            ):
                 return
-            kept = _Kept(value, trial.number, model)
             if self._folder is not None:
-                kept = _Kept(value, trial.number, path=self._write(trial.number, model))
-                trial.set_user_attr(MODEL, kept.path)
-            self._kept.append(kept)
-            self._sort()
-            for dropped in self._kept[self._count :]:
-                if dropped.path:
-                    files.discard(dropped.path, context=self._context)
-            del self._kept[self._count :]
+                model = self._write(trial.number, model)
+                trial.set_user_attr(MODEL, model)
+            self._kept[trial.number] = value, model
+
+    def trim(self) -> None:
+        """Drop the models that are no longer among the best, once their successors are in the study."""
+        with self._lock:
+            order = sorted(self._kept, key=lambda number: self._order(number, self._kept[number][0]))
+            for number in order[self._count :]:
+                _, model = self._kept.pop(number)
+                if self._folder is not None:
+                    files.discard(model, context=self._context)
 
     def get(self, count: int) -> list[Any]:
-        """Return the best ``count`` models, the best one first.
+        """Return the models of the best ``count`` trials of the study, the best one first.
 
         Raises:
-            ConfigError: fewer were kept.
+            ConfigError: one of them was not kept.
         """
-        if count > len(self._kept):
+        best = ranked(self._study)[:count]
+        missing = [trial.number for trial in best if trial.number not in self._kept]
+        if missing or len(best) < count:
+            which = f"that of trial {missing[0]} was not kept" if missing else f"{len(best)} trials completed"
             raise ConfigError(
-                f"{count} model{'s' * (count != 1)} should be among those kept; the search kept "
-                f"{len(self._kept)}. Search with keep={count}; a study that is resumed also needs a "
-                "directory, which keeps its models."
+                f"The search should have kept {count} model{'s' * (count != 1)}; {which}. Search with "
+                f"keep={count}, and with a directory, in which a later search finds the models of an earlier "
+                "one. An objective keeps no model."
             )
-        return [
-            each.model if each.model is not None else self._read(each.path) for each in self._kept[:count]
-        ]
+        return [self._model(trial.number) for trial in best]
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the trials whose models are kept, the best one first."""
-        return [each.number for each in self._kept]
+    def _order(self, number: int, value: float) -> tuple[float, int]:
+        return _order(self._study, value, number)
 
-    def _is_better(self, value: float, other: float) -> bool:
-        return value > other if self._maximize else value < other
+    def _model(self, number: int) -> Any:
+        """Return the model of a trial."""
+        _, model = self._kept[number]
+        if self._folder is None:
+            return model
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, "model.keras")
+            files.get(model, local, context=self._context)
+            return serialization.load(local, model, self._custom_objects, safe_mode=True)
 
-    def _sort(self) -> None:
-        self._kept.sort(key=lambda each: (-each.value if self._maximize else each.value, each.number))
+    def _is_there(self, path: str) -> bool:
+        return files.exists(path, context=self._context)
 
     def _write(self, number: int, model: Any) -> str:
-        path = f"{str(self._folder).rstrip('/')}/trial-{number:05}.keras"
+        path = f"{self._folder}/trial-{number:05}.keras"
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "model.keras")
             serialization.save(model, local)
             files.put(local, path, overwrite=True, context=self._context)
         return path
 
-    def _read(self, path: str) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder, "model.keras")
-            files.get(path, local, context=self._context)
-            return serialization.load(local, path, self._custom_objects, safe_mode=True)
+
+def ranked(study: Study) -> list[FrozenTrial]:
+    """Return the completed trials of a study, the best one first; of equal ones, the earlier first."""
+    completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(completed, key=lambda trial: _order(study, float(trial.value or 0.0), trial.number))
+
+
+def _order(study: Study, value: float, number: int) -> tuple[float, int]:
+    return (-value if study.direction is StudyDirection.MAXIMIZE else value), number
+
+
+def _folder_of(directory: str, study: Study) -> str:
+    """Return the folder of a study's models."""
+    base = str(directory).rstrip("/")
+    return f"{base if '://' in base else os.path.abspath(base)}/{quote(study.study_name, safe='')}"

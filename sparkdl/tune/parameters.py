@@ -8,6 +8,7 @@ from functools import partial
 from math import floor, log, prod
 from typing import Any
 
+import numpy as np
 from optuna import Trial
 from optuna.distributions import (
     BaseDistribution,
@@ -48,7 +49,7 @@ class Parameters:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the trial, such as ``suggest_float``, ``report`` or ``number``."""
-        if name.startswith("__"):
+        if name == "trial" or name.startswith("__"):  # while it is copied
             raise AttributeError(name)
         return getattr(self.trial, name)
 
@@ -73,7 +74,8 @@ class Parameters:
             min_value: the smallest value.
             max_value: the largest value.
             step: the difference between neighbours, or with "log" their ratio.
-            sampling: the scale on which values are drawn: "linear", "log" or "reverse_log".
+            sampling: the scale on which values are drawn: "linear" or "log"; "reverse_log", which Optuna
+                lacks, is drawn as "linear".
             default: accepted for KerasTuner; not used.
             parent_name: the parameter that this one depends on, if it depends on one.
             parent_values: the values of the parent for which this parameter is active.
@@ -86,10 +88,9 @@ class Parameters:
                 name, (min_value, max_value, step), sampling, (parent_name, parent_values)
             )
         draw = partial(
-            self.trial.suggest_int, low=min_value, high=max_value, step=step or 1, log=sampling != "linear"
+            self.trial.suggest_int, low=min_value, high=max_value, step=step or 1, log=sampling == LOG
         )
-        drawn = self._draw(name, draw, (parent_name, parent_values))
-        return _reversed(drawn, min_value, max_value, sampling)
+        return self._draw(name, draw, (parent_name, parent_values))
 
     def Float(  # noqa: N802, PLR0913 - KerasTuner's own signature
         self,
@@ -108,10 +109,9 @@ class Parameters:
                 name, (min_value, max_value, step), sampling, (parent_name, parent_values)
             )
         draw = partial(
-            self.trial.suggest_float, low=min_value, high=max_value, step=step, log=sampling != "linear"
+            self.trial.suggest_float, low=min_value, high=max_value, step=step, log=sampling == LOG
         )
-        drawn = self._draw(name, draw, (parent_name, parent_values))
-        return _reversed(drawn, min_value, max_value, sampling)
+        return self._draw(name, draw, (parent_name, parent_values))
 
     def Choice(  # noqa: N802 - KerasTuner's own signature
         self,
@@ -123,7 +123,7 @@ class Parameters:
         parent_values: Any = None,
     ) -> Any:
         """Return one of several values; None if the parameter is not active."""
-        draw = partial(self.trial.suggest_categorical, choices=tuple(values))
+        draw = partial(self.trial.suggest_categorical, choices=_choices(name, values))
         return self._draw(name, draw, (parent_name, parent_values))
 
     def Boolean(  # noqa: N802 - KerasTuner's own name
@@ -153,9 +153,17 @@ class Parameters:
         """
         return self.values[self._scoped(name)]
 
+    __getitem__ = get
+
     @contextmanager
     def conditional_scope(self, parent_name: str, parent_values: Any) -> Iterator[None]:
-        """Make the parameters of a ``with`` block depend on the value of another parameter."""
+        """Make the parameters of a ``with`` block depend on the value of another parameter.
+
+        Raises:
+            ValueError: there is no such parameter.
+        """
+        if parent_name not in self and not self._conditions:
+            raise ValueError(f"There is no parameter {parent_name!r} yet; ask for it first.")
         self._conditions.append((self._scoped(parent_name), _listed(parent_values)))
         try:
             yield
@@ -202,11 +210,6 @@ class Parameters:
         return "/".join([*self._scopes, name])
 
 
-def _reversed(value: Any, low: float, high: float, sampling: str) -> Any:
-    """Return the mirror image of a value in its range if the scale is reversed."""
-    return low + high - value if sampling == "reverse_log" and value is not None else value
-
-
 def _listed(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, list | tuple) else (values,)
 
@@ -236,9 +239,9 @@ def _distribution(name: object, given: Any) -> BaseDistribution:
         return given
     try:
         if isinstance(given, list) and given:
-            return CategoricalDistribution(tuple(given))
+            return CategoricalDistribution(_choices(name, given))
         if isinstance(given, tuple) and (len(given) == 2 or len(given) == 3 and given[2] == LOG):
-            low, high = given[:2]
+            low, high = map(_python, given[:2])
             whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (low, high))
             made = IntDistribution if whole else FloatDistribution
             return made(low, high, log=len(given) == 3)
@@ -270,3 +273,24 @@ def _count(name: str, distribution: BaseDistribution) -> int:
         f'sampler="grid" needs a finite space; {name} has any number in a range. Give a list of values, or a '
         "distribution of Optuna with a step."
     )
+
+
+def _python(value: Any) -> Any:
+    """Return a NumPy scalar as a Python number."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _choices(name: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return values that a study can hold.
+
+    Raises:
+        ConfigError: one is neither None nor a bool, a number or a string.
+    """
+    found = tuple(map(_python, values))
+    for each in found:
+        if each is not None and not isinstance(each, bool | int | float | str):
+            raise ConfigError(
+                f"The values of {name} should be numbers, strings, bools or None; got {each!r:.100}. Choose "
+                "among names, and look the object up in your function."
+            )
+    return found

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.driver.training_record import lines_of, table_of
 from sparkdl.errors import ConfigError
+from sparkdl.tune.best_models import ranked
 
 if TYPE_CHECKING:
     import keras
@@ -45,18 +46,25 @@ class SearchResult:
 
     @property
     def best_trial(self) -> FrozenTrial:
-        """The best trial of Optuna."""
-        return self.study.best_trial
+        """The best trial of Optuna; of equal ones, the earliest.
+
+        Raises:
+            ConfigError: no trial completed.
+        """
+        best = ranked(self.study)[:1]
+        if not best:
+            raise ConfigError(f"No trial of the search completed: {self._summary()['trials']}.")
+        return best[0]
 
     @property
     def best_params(self) -> dict[str, Any]:
         """The parameters of the best trial, by name."""
-        return self.study.best_params
+        return dict(self.best_trial.params)
 
     @property
     def best_value(self) -> float:
         """The value of the best trial: the best result of its epochs."""
-        return self.study.best_value
+        return float(self.best_trial.value or 0.0)
 
     @property
     def best_model(self) -> keras.Model:

@@ -5,40 +5,37 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from optuna import Study, Trial
+import keras
+from optuna import Study
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.config import Verbose
 from sparkdl.core.validation import text, whole_number
 from sparkdl.data.arrays import is_array
 from sparkdl.data.shared_rows import forget_in_task
-from sparkdl.driver.display.progress import Display, LineDisplay, value_text
-from sparkdl.errors import ConfigError, SearchError, SparkDLError, short
-from sparkdl.process import interrupts
+from sparkdl.driver.display.progress import Display, LineDisplay
+from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.sources.resolve import SharedArrays
 from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.parameters import size_of, space_of
-from sparkdl.tune.result import REPEATS, SearchResult, repeated_trials
-from sparkdl.tune.study import direction_of, make_study, quiet
-from sparkdl.tune.trials import Outcome, TrialRunner
+from sparkdl.tune.result import SearchResult
+from sparkdl.tune.study import direction_of, make_study
+from sparkdl.tune.study_run import StudyRun
+from sparkdl.tune.trials import TrialRunner
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.1
-STOP_SECONDS = 60.0  # that the fits of a search that ends early may take to end
-RECORDED = "results", "best_epoch", "reason", "traceback"  # of an outcome, as attributes of the trial
-FAILURES = 3  # trials that may fail before the first one succeeds
-SECOND = "second try"  # the attribute of a trial that repeats one whose executor was lost
+# Arguments of a fit or of a SparkModel that ``search`` sets itself, or that trials cannot share.
+OWN = {"self", "x", "y", "model", "verbose", "num_workers"}
+OWN |= {"checkpoint", "resume", "initial_epoch", "profile"}
 
 
 @short
@@ -56,8 +53,8 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     batch_size: int | None = None,
     validation_data: Any = None,
     validation_split: float = 0.0,
-    sampler: str | BaseSampler = "tpe",
-    pruner: str | BasePruner = "median",
+    sampler: str | BaseSampler | None = None,
+    pruner: str | BasePruner | None = None,
     storage: str | BaseStorage | Study | None = None,
     study_name: str | None = None,
     seed: int | None = None,
@@ -93,22 +90,26 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         batch_size: as in ``SparkModel.fit``.
         validation_data: as in ``SparkModel.fit``.
         validation_split: as in ``SparkModel.fit``.
-        sampler: how parameters are chosen: "tpe", "random", "grid" (each combination of a finite space once),
-            "cmaes", "gp", or a sampler of Optuna.
-        pruner: which trials are ended early: "median", "asha" (asynchronous successive halving), "hyperband",
-            "none", or a pruner of Optuna. A step of Optuna is an epoch.
+        sampler: how parameters are chosen: "tpe" (the default), "random", "grid" (each combination of a
+            finite space once), "cmaes", "gp", or a sampler of Optuna.
+        pruner: which trials are ended early: "median" (the default), "asha" (asynchronous successive
+            halving), "hyperband", "none", or a pruner of Optuna. A step of Optuna is an epoch.
         storage: None keeps the study in memory; a URL such as "sqlite:///study.db", or a storage of Optuna,
             keeps it for ``optuna-dashboard`` and for a later search, which resumes it. Only one search at a
-            time may use a study. An ``optuna.Study`` is used as it is.
+            time may use a study. An ``optuna.Study`` is used as it is; ``sampler`` and ``pruner`` replace its
+            own if they are given.
         study_name: the name of the study in the storage.
-        seed: the seed of the sampler, of the order of rows, and (with the trial's number) of weights. With
-            several trials at a time, what the sampler knows still depends on which trials end first.
+        seed: the seed of the sampler, of the order of rows, and (with the trial's number) of Keras, NumPy and
+            Python before each call of ``build``. With several trials at a time, what the sampler knows still
+            depends on which trials end first.
         keep: the number of best models to keep.
-        directory: a folder for the best models, which a resumed search needs: a local path or a URI.
+        directory: a folder for the best models, which a resumed search needs: a local path or a URI. The
+            models of a study are in a folder of its name there.
         settings: settings of each ``SparkModel``, such as ``{"mode": "asynchronous"}``. With one worker the
             default of ``frequency`` is "epoch", which gives the results of plain Keras.
         verbose: 0 is silent; otherwise each trial that ends prints a line.
         fit_arguments: further arguments of ``SparkModel.fit``, such as ``features_col`` or ``class_weight``.
+            Each trial gets copies of ``callbacks``.
 
     Returns:
         A SearchResult with the best model, its parameters, and the table of trials.
@@ -128,7 +129,7 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         >>> search(build, (x, y), space, validation_split=0.2, epochs=10).best_params  # doctest: +SKIP
         {'units': 203, 'rate': 0.0029}
     """
-    if not callable(build) and not hasattr(build, "build"):
+    if isinstance(build, keras.Model) or not callable(build) and not hasattr(build, "build"):
         raise ConfigError(f"build should be a function, or a HyperModel of KerasTuner; got {build!r:.100}.")
     chosen = None if space is None else space_of(space)
     better = direction_of(text("metric", metric), direction)
@@ -141,28 +142,41 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     of_model = _settings(settings, workers_per_trial)
     study = make_study(storage, study_name, better, sampler=sampler, pruner=pruner, seed=seed, epochs=epochs)
     cluster = application_of(getattr(data, "sparkSession", None))
-    if sampler == "grid" and chosen is not None:
-        num_trials = min(num_trials, size_of(chosen))
+    num_trials = min(num_trials, size_of(chosen)) if sampler == "grid" and chosen else num_trials
     threads = min(num_trials, _parallelism(cluster, parallelism, workers_per_trial))
     best = BestModels(keep, directory, study, of_model.get("custom_objects"))
-    rows = data if isinstance(data, tuple) else () if data is None else (data,)
+    rows, weights = _rows(data)
     name, shared = _shared(rows)
     runner = TrialRunner(
         build=build,
         spread=chosen is not None,
         data=rows,
         shared=shared,
-        fit_arguments={name: value for name, value in of_fit.items() if value is not None},
+        fit_arguments={name: value for name, value in (of_fit | weights).items() if value is not None},
         settings=of_model,
         metric=metric,
         maximize=better == "maximize",
         seed=seed,
     )
     display = LineDisplay(epochs) if verbose != 0 else Display(epochs)
-    run = _Search(study, runner, best, space=chosen, num_trials=num_trials, display=display)
-    run.execute(cluster, threads)
-    _forget(cluster, name)
+    run = StudyRun(study, runner, best, space=chosen, num_trials=num_trials, display=display)
+    with Cleanup() as stack:
+        stack.callback(_forget, cluster, name)
+        run.execute(cluster, threads)
     return SearchResult(study, metric, best.get)
+
+
+def _rows(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional arguments of each fit, and the sample weights as an argument by name.
+
+    Raises:
+        ConfigError: a tuple is neither (x, y) nor (x, y, sample_weight).
+    """
+    if not isinstance(data, tuple):
+        return () if data is None else (data,), {}
+    if len(data) not in (2, 3):
+        raise ConfigError(f"data should be (x, y) or (x, y, sample_weight); got {len(data)} values.")
+    return data[:2], {"sample_weight": data[2]} if len(data) == 3 else {}
 
 
 def _shared(rows: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -213,14 +227,7 @@ def _known(name: str, function: Callable[..., Any], given: Mapping[str, Any]) ->
     Raises:
         ConfigError: the function does not take one of them, or ``search`` sets it.
     """
-    taken = set(inspect.signature(function).parameters) - {
-        "self",
-        "x",
-        "y",
-        "model",
-        "verbose",
-        "num_workers",
-    }
+    taken = set(inspect.signature(function).parameters) - OWN
     unknown = [each for each in given if each not in taken]
     if unknown:
         of = "SparkModel.fit" if name == "fit_arguments" else "SparkModel"
@@ -264,175 +271,3 @@ def _parallelism(cluster: SparkApplication, wanted: int | None, workers: int) ->
             "workers_per_trial, or start more executors."
         )
     return wanted or slots // workers
-
-
-class _Search:
-    """The threads of a search, each of which runs one trial after the other.
-
-    Args:
-        study: the study.
-        runner: runs a trial.
-        best: keeps the best models.
-        space: the distributions of the parameters; None: the trials ask for them.
-        num_trials: number of trials, with the finished ones of the study.
-        display: prints lines.
-    """
-
-    def __init__(
-        self,
-        study: Study,
-        runner: TrialRunner,
-        best: BestModels,
-        *,
-        space: Any,
-        num_trials: int,
-        display: Display,
-    ) -> None:
-        self.study, self.runner, self.best = study, runner, best
-        self.space, self.num_trials, self.display = space, num_trials, display
-        self.error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._exhausted = False
-        self._failures: list[str] = []
-        study.stop = self._exhaust  # type: ignore[method-assign]  # a sampler calls it when its grid is done
-        self._resume()
-        trials = study.get_trials(deepcopy=False)
-        repeated = repeated_trials(trials)
-        done = [trial for trial in trials if trial.state.is_finished() and trial.number not in repeated]
-        self._ended, self._left = len(done), max(0, num_trials - len(done))
-        self._succeeded = any(trial.state != TrialState.FAIL for trial in done)
-
-    def execute(self, cluster: SparkApplication, threads: int) -> None:
-        """Run the trials that are left.
-
-        Args:
-            cluster: the Spark application.
-            threads: number of trials at a time.
-
-        Raises:
-            SearchError: no trial succeeded, or the storage failed.
-            ConfigError: the metric is not a result of an epoch.
-        """
-        started = [cluster.thread(self._work, f"sparkdl-trials-{index}") for index in range(threads)]
-        with Cleanup() as stack:
-            stack.callback(self._stop, started)
-            for thread in started:
-                thread.start()
-            while any(thread.is_alive() for thread in started):
-                self.runner.builds.serve(POLL_SECONDS)
-                interrupts.check()
-        if self.error is not None:
-            raise self.error
-        if not self._succeeded:
-            raise SearchError(
-                f"No trial succeeded. The last one failed: {self._failures[-1]}"
-                if self._failures
-                else "No trial succeeded."
-            )
-
-    def _stop(self, threads: list[threading.Thread]) -> None:
-        """End the fits that are under way, and wait for their threads."""
-        self.runner.stopping.set()
-        self.runner.builds.close()
-        for thread in threads:
-            while thread.is_alive():
-                for model in tuple(self.runner.running.values()):
-                    model.stop_training = True
-                before = interrupts.limited(STOP_SECONDS)
-                thread.join(min(POLL_SECONDS, before))
-                if before <= 0:
-                    return
-
-    def _work(self) -> None:
-        """Run one trial after the other, in a thread."""
-        try:
-            while (trial := self._next()) is not None:
-                self._finish(trial, self.runner.run(trial))
-        except SparkDLError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - of the storage, or of the sampler
-            text = f"The study cannot go on: {type(error).__name__}: {error}"
-            self._fail(SearchError(text))
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
-        self.runner.stopping.set()
-        for model in tuple(self.runner.running.values()):
-            model.stop_training = True
-
-    def _next(self) -> Trial | None:
-        with self._lock:
-            if not self._left or self._exhausted or self.runner.stopping.is_set():
-                return None
-            self._left -= 1
-            with quiet():
-                return self.study.ask(self.space)
-
-    def _finish(self, trial: Trial, outcome: Outcome) -> None:
-        """Tell the study how a trial ended."""
-        for name, value in vars(outcome).items():
-            if name in RECORDED and value:
-                trial.set_user_attr(name, value)
-        if outcome.value is not None and outcome.model is not None:
-            self.best.add(trial, outcome.value, outcome.model)
-        with self._lock, quiet():
-            if outcome.interrupted:
-                self._try_again(trial)
-            elif outcome.reason:
-                self._record_failure(trial, outcome)
-            else:
-                self._ended, self._succeeded = self._ended + 1, True
-                state = TrialState.PRUNED if outcome.pruned else None
-                self.study.tell(trial, outcome.value, state=state)
-                self.display.note(self._line(trial, outcome))
-
-    def _record_failure(self, trial: Trial, outcome: Outcome) -> None:
-        """Record a trial that failed; try it again if its executor was lost for the first time.
-
-        Raises:
-            SearchError: the first trials failed one after the other.
-        """
-        if outcome.again and SECOND not in trial.user_attrs:
-            self._try_again(trial, {SECOND: True})
-            self._left += 1
-            return
-        self._ended += 1
-        self._failures.append(outcome.reason)
-        self.study.tell(trial, state=TrialState.FAIL)
-        self.display.note(self._line(trial, outcome))
-        if not self._succeeded and len(self._failures) >= FAILURES:
-            raise SearchError(
-                f"The first {len(self._failures)} trials failed, the last one with {outcome.reason}"
-            )
-
-    def _try_again(self, trial: Trial | FrozenTrial, attributes: dict[str, Any] | None = None) -> None:
-        """End a trial so that it does not count, and queue another one with its parameters."""
-        self.study.tell(trial.number, state=TrialState.FAIL)
-        repeats = {REPEATS: trial.number, **(attributes or {})}
-        self.study.enqueue_trial(trial.params, user_attrs=repeats)
-
-    def _resume(self) -> None:
-        """Queue the trials again that were under way when the driver of an earlier search died."""
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._try_again(trial)
-
-    def _exhaust(self) -> None:
-        self._exhausted = True
-
-    def _line(self, trial: Trial, outcome: Outcome) -> str:
-        """Return the line of a trial that has ended."""
-        epochs = max(map(len, outcome.results.values()), default=0)
-        after = f" after {epochs} epoch{'s' * (epochs != 1)}" if epochs else ""
-        metric = self.runner.metric
-        if outcome.reason:
-            text = f"failed: {outcome.reason}"
-        elif outcome.pruned:
-            text = f"pruned{after}, {metric}: {value_text(outcome.results[metric][-1])}"
-        else:
-            text = f"{metric}: {value_text(outcome.value or 0.0)}{after}"
-        parameters = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
-        return f"Trial {trial.number} ({self._ended}/{self.num_trials}) - {text} - {parameters}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -75,8 +75,8 @@ def make_study(
     name: str | None,
     direction: Literal["minimize", "maximize"],
     *,
-    sampler: str | BaseSampler,
-    pruner: str | BasePruner,
+    sampler: str | BaseSampler | None,
+    pruner: str | BasePruner | None,
     seed: int | None,
     epochs: int,
 ) -> optuna.Study:
@@ -86,8 +86,8 @@ def make_study(
         storage: None for memory; an SQLAlchemy URL or a storage of Optuna; or a study.
         name: the name of the study in the storage.
         direction: "minimize" or "maximize".
-        sampler: a name in SAMPLERS, or a sampler of Optuna.
-        pruner: a name in PRUNERS, or a pruner of Optuna.
+        sampler: a name in SAMPLERS, or a sampler of Optuna; None: that of a given study, or "tpe".
+        pruner: a name in PRUNERS, or a pruner of Optuna; None: that of a given study, or "median".
         seed: the seed of the sampler.
         epochs: the maximum number of epochs of a trial.
 
@@ -95,39 +95,58 @@ def make_study(
         ConfigError: a name is unknown, a package for the sampler is missing, the storage cannot be used, or
             its study has the other direction.
     """
-    if not isinstance(sampler, BaseSampler):
-        missing = [name for name in NEEDS.get(sampler, ()) if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f'sampler="{sampler}" needs {" and ".join(missing)} on the driver. Install: pip install '
-                f"{' '.join(missing)}"
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)  # some samplers may change between releases
-            sampler = SAMPLERS[one_of("sampler", sampler, SAMPLERS)](seed)
-    if not isinstance(pruner, BasePruner):
-        pruner = PRUNERS[one_of("pruner", pruner, PRUNERS)](epochs)
     if isinstance(storage, optuna.Study):
         study = storage
-        study.sampler, study.pruner = sampler, pruner
+        study.sampler = study.sampler if sampler is None else _sampler(sampler, seed)
+        study.pruner = study.pruner if pruner is None else _pruner(pruner, epochs)
     else:
         if storage is not None and name is None:
             raise ConfigError("A storage needs study_name, so that the study can be found again.")
+        made = _sampler(sampler or "tpe", seed), _pruner(pruner or "median", epochs)
         with quiet(), _explained(storage):
             study = optuna.create_study(
                 storage=storage,
-                sampler=sampler,
-                pruner=pruner,
+                sampler=made[0],
+                pruner=made[1],
                 study_name=name,
                 direction=direction,
                 load_if_exists=True,
             )
-    if study.direction.name.lower() != direction:
+    known = [each.name.lower() for each in study.directions]
+    if known != [direction]:
         raise ConfigError(
-            f'direction should be "{study.direction.name.lower()}", as in the study '
-            f'"{study.study_name}"; got "{direction}". Use another study_name.'
+            f'direction="{direction}" should be that of the study "{study.study_name}", which has '
+            f"{' and '.join(known)}. Pass another study, or another direction or metric."
         )
     return study
+
+
+def _sampler(sampler: str | BaseSampler, seed: int | None) -> BaseSampler:
+    """Return a sampler.
+
+    Raises:
+        ConfigError: the name is unknown, or a package for the sampler is missing.
+    """
+    if isinstance(sampler, BaseSampler):
+        return sampler
+    missing = [name for name in NEEDS.get(sampler, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f'sampler="{sampler}" needs {" and ".join(missing)} on the driver. Install: pip install '
+            f"{' '.join(missing)}"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # some samplers may change between releases
+        return SAMPLERS[one_of("sampler", sampler, SAMPLERS)](seed)
+
+
+def _pruner(pruner: str | BasePruner, epochs: int) -> BasePruner:
+    """Return a pruner.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    return pruner if isinstance(pruner, BasePruner) else PRUNERS[one_of("pruner", pruner, PRUNERS)](epochs)
 
 
 @contextmanager

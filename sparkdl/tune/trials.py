@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import queue
@@ -174,6 +175,7 @@ class TrialRunner:
         running: the models that are being trained, by the number of their trials.
         builds: calls the function in the main thread if there is data, since Keras keeps settings, such as
             the dtype policy, by thread. An objective is called in the trial's own thread.
+        names: the numbers of the default names of layers, from which each model is built.
     """
 
     build: Any
@@ -188,6 +190,7 @@ class TrialRunner:
     stopping: threading.Event = field(default_factory=threading.Event)
     running: dict[int, keras.Model] = field(default_factory=dict)
     builds: MainThread = field(default_factory=MainThread)
+    names: dict[str, int] = field(default_factory=keras_internals.default_names)
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial, and return how it ended.
@@ -231,7 +234,7 @@ class TrialRunner:
             raise ConfigError("build returned a model, but there is no data to train it on. Pass data=.")
         self.running[trial.number] = model
         arguments = self.fit_arguments | dict(own)
-        arguments["callbacks"] = [*(arguments.get("callbacks") or ()), report]
+        arguments["callbacks"] = [*_copies(arguments.get("callbacks")), report]
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
             fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
@@ -243,23 +246,47 @@ class TrialRunner:
         if self.stopping.is_set():
             return Outcome(interrupted=True)
         if not hasattr(fitted, "history"):
-            value = fitted[self.metric] if isinstance(fitted, Mapping) else fitted
-            return _outcome_of(float(value), model)
+            return _outcome_of(self._value(fitted), model)
         if report.best is None:
             return Outcome(reason=f"{self.metric} was not a number in any epoch.")
         model.set_weights(report.weights)
         return Outcome(value=report.best, model=model)
 
+    def _value(self, fitted: Any) -> float:
+        """Return the value that the fit of a HyperModel returned: a number, a dict, or a list of these."""
+        if isinstance(fitted, list):
+            return float(np.mean([self._value(each) for each in fitted]))
+        if hasattr(fitted, "history"):
+            results = fitted.history[self.metric]
+            return float(max(results) if self.maximize else min(results))
+        return float(fitted[self.metric] if isinstance(fitted, Mapping) else fitted)
+
     def _built(self, parameters: Parameters) -> Any:
         """Return the result of the user's function, with reproducible weights and names."""
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed + parameters.trial.number)
-        with keras_internals.fresh_names():
+        with keras_internals.names_from(self.names):
             return self._called(parameters)
 
     def _called(self, parameters: Parameters) -> Any:
         build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build
         return build(**parameters.values) if self.spread else build(parameters)
+
+
+def _copies(callbacks: Any) -> list[Any]:
+    """Return copies of the user's callbacks, since each holds the model of one trial.
+
+    Raises:
+        ConfigError: one cannot be copied.
+    """
+    given = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+    try:
+        return [copy.deepcopy(each) for each in given]
+    except Exception as error:
+        raise ConfigError(
+            f"callbacks should be copyable, because each trial gets a copy; {reason_of(error)}. Return the "
+            'callback from build instead: return model, {"callbacks": [...]}.'
+        ) from error
 
 
 def _is_number(value: object) -> bool:

@@ -316,12 +316,14 @@ def test_concrete_functions_are_called_with_flat_arguments():
     assert [float(part) for part in found] == [7.0]
 
 
-def test_default_names_start_anew_for_a_while():
-    """Layers of a ``with`` block get the names of a new process; later ones continue the numbers."""
-    first = keras.layers.Dense(1).name
-    with keras_internals.fresh_names():
-        inside = [keras.layers.Dense(1).name for _ in range(2)]
-    after = keras.layers.Dense(1).name
+def test_default_names_repeat_and_collide_with_no_other():
+    """Two blocks give the same default names, which differ from those before and after the blocks."""
+    before, found = layers.Dense(1).name, []
+    counts = keras_internals.default_names()
+    for _ in range(2):
+        with keras_internals.names_from(counts):
+            found.append([layers.Dense(1).name for _ in range(2)])
+    after = layers.Dense(1).name
 
-    assert ["dense", "dense_1"] == inside
-    assert after not in (first, *inside)
+    assert found[0] == found[1]
+    assert 4 == len({before, *found[0], after})

@@ -81,6 +81,37 @@ def test_optimizers_of_the_users_own_are_compiled_for_each_rate():
     assert rated(keras.optimizers.SGD, 0.5).key == rated(keras.optimizers.SGD, 0.25).key
 
 
+@keras.saving.register_keras_serializable("test_model_cache")
+class Scaled(keras.layers.Layer):
+    """A layer with a setting of the same name as an optimizer's."""
+
+    def __init__(self, learning_rate, **options):
+        super().__init__(**options)
+        self.rate = learning_rate
+
+    def call(self, inputs):
+        return inputs * self.rate
+
+    def get_config(self):
+        return super().get_config() | {"learning_rate": self.rate}
+
+
+def test_only_the_rates_of_optimizers_are_left_out():
+    """Two layers that differ in a setting named learning_rate are two models."""
+
+    def key(rate):
+        layers = [
+            keras.Input((3,), name="in"),
+            Scaled(rate, name="scaled"),
+            keras.layers.Dense(1, name="out"),
+        ]
+        model = keras.Sequential(layers, name="one")
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        return serialization.freeze(model)[0].key
+
+    assert key(0.5) != key(0.25)
+
+
 def test_who_predicts_takes_a_model_that_was_trained(monkeypatch):
     """Prediction reuses the compiled model of training, with the values of each spec."""
     monkeypatch.setattr(model_cache, "_kept", {})

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import numpy as np
 import optuna
 import pytest
 from hypothesis import given
@@ -71,6 +72,32 @@ def test_keras_tuner_itself_knows_the_same_values():
     hp = keras_tuner.HyperParameters()
 
     assert model_of(hp).keys() == model_of(Parameters(optuna.create_study().ask())).keys()
+
+
+def test_the_recorded_values_are_those_that_were_used(ask):
+    """The parameters of a trial are the values that its function got, whatever the scale."""
+    parameters = ask()
+    used = {
+        "decay": parameters.Float("decay", 0.9, 0.999, sampling="reverse_log"),
+        "units": parameters.Int("units", 1, 64, sampling="reverse_log"),
+        "width": parameters.Int("width", 8, 64, step=2, sampling="reverse_log"),
+    }
+
+    assert used == parameters.trial.params == parameters.values
+    assert used["decay"] == parameters["decay"]
+    with (
+        pytest.raises(ValueError, match="There is no parameter 'nothing' yet"),
+        parameters.conditional_scope("nothing", [1]),
+    ):
+        pass
+
+
+def test_values_that_a_study_cannot_hold_are_refused(ask):
+    """NumPy numbers become Python's; objects are refused with a remedy."""
+    assert 3 == ask().Choice("a", [np.int64(3)])
+    assert IntDistribution(1, 8) == space_of({"a": (np.int64(1), np.int64(8))})["a"]
+    with pytest.raises(ConfigError, match="The values of a should be numbers, strings, bools or None"):
+        space_of({"a": [object()]})
 
 
 def test_functions_for_optuna_use_the_methods_of_a_trial(ask):
@@ -203,7 +230,7 @@ def test_a_study_keeps_its_direction(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     make_study(storage, "name", "minimize", **OPTIONS)
 
-    with pytest.raises(ConfigError, match='direction should be "minimize", as in the study "name"'):
+    with pytest.raises(ConfigError, match='direction="maximize" should be that of the study "name"'):
         make_study(storage, "name", "maximize", **OPTIONS)
 
 

@@ -128,7 +128,7 @@ def test_an_objective_is_a_function_that_returns_a_number(spark):
     )
 
     assert abs(result.best_params["x"] - 3) < 1
-    with pytest.raises(ConfigError, match="1 model should be among those kept; the search kept 0"):
+    with pytest.raises(ConfigError, match=r"should have kept 1 model; that of trial \d+ was not kept"):
         assert result.best_model
 
 
@@ -183,6 +183,8 @@ def test_results_that_are_none_end_the_search(spark, returned, reason):
         ({"settings": {"num_workers": 2}}, "search takes no argument 'num_workers'"),
         ({"storage": "rubbish", "study_name": "a"}, "The storage 'rubbish' cannot be used"),
         ({"seed": -1}, "seed should be a whole number of at least 0; got -1."),
+        ({"checkpoint": "runs"}, "search takes no argument 'checkpoint'"),
+        ({"storage": optuna.create_study(directions=["minimize"] * 2)}, "has minimize and minimize"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -197,8 +199,9 @@ def test_bad_arguments_are_refused_before_a_trial(spark, problem, arguments, mes
 
 def test_a_build_that_is_no_function_is_refused(spark, problem):
     """A compiled model is not a function that builds one."""
-    with pytest.raises(ConfigError, match="build should be a function, or a HyperModel of KerasTuner"):
-        tune.search(5, (problem.x, problem.y), SPACE, **OPTIONS)
+    for given in (5, build(4, 0.1)):
+        with pytest.raises(ConfigError, match="build should be a function, or a HyperModel of KerasTuner"):
+            tune.search(given, (problem.x, problem.y), SPACE, **OPTIONS)
 
 
 @pytest.mark.whole
@@ -224,13 +227,13 @@ def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
     again = tune.search(build, (problem.x, problem.y), SPACE, num_trials=4, **options)
 
     best = sorted((trial.value, trial.number) for trial in again.study.trials)
-    assert 2 == len(list((tmp_path / "best").iterdir()))
+    assert 2 == len(list((tmp_path / "best").rglob("*.keras")))
     assert (3, 4) == (before, len(again.trials))
     for model, (value, _) in zip(again.best_models(2), best[:2], strict=True):
         held = len(problem.x) - int(len(problem.x) * 0.75)
         loss, _ = model.evaluate(problem.x[-held:], problem.y[-held:], verbose=0)
         assert loss == pytest.approx(value, rel=1e-5)
-    with pytest.raises(ConfigError, match="3 models should be among those kept; the search kept 2"):
+    with pytest.raises(ConfigError, match=r"should have kept 3 models; that of trial \d was not kept"):
         again.best_models(3)
 
 
@@ -294,6 +297,91 @@ def test_executors_store_the_arrays_of_a_search_once(spark, problem, monkeypatch
     assert 4 == len(result.trials) == len(again.trials)
 
 
+def test_an_objective_may_end_its_trial_itself(spark):
+    """An objective that reports and raises TrialPruned ends its trial, not the search."""
+
+    def objective(trial):
+        value = trial.suggest_float("x", 0.0, 1.0)
+        trial.report(value, 1)
+        if trial.number % 2:
+            raise optuna.TrialPruned
+        return value
+
+    result = tune.search(objective, metric="loss", num_trials=4, parallelism=1)
+
+    assert ["complete", "pruned"] * 2 == list(result.trials["state"])
+
+
+def test_rows_may_have_weights(spark, problem):
+    """The third array of the data has the sample weights of the rows."""
+    weights = np.zeros(len(problem.x), "float32")
+    options = OPTIONS | {"metric": "loss", "validation_split": 0.0}
+    result = tune.search(build, (problem.x, problem.y, weights), SPACE, num_trials=1, **options)
+
+    assert 0.0 == result.best_value
+    with pytest.raises(ConfigError, match=r"data should be \(x, y\) or \(x, y, sample_weight\); got 4"):
+        tune.search(build, (problem.x,) * 4, SPACE, **options)
+
+
+@pytest.mark.whole
+def test_each_trial_has_callbacks_of_its_own(spark, problem):
+    """Trials that run side by side do not share the state of callbacks."""
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=10.0)
+    result = tune.search(
+        build,
+        (problem.x, problem.y),
+        SPACE,
+        num_trials=4,
+        epochs=9,
+        pruner="none",
+        callbacks=[stopping],
+        **OPTIONS,
+    )
+
+    assert [2] * 4 == list(result.trials["epochs"])
+    assert not hasattr(stopping, "model") or stopping.model is None
+
+
+@pytest.mark.whole
+def test_a_model_may_begin_with_layers_of_another(spark, problem):
+    """A function may add layers to a model that was made before the search, with default names."""
+    keras.layers.Dense(1)
+    base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh")])
+
+    def extended(rate):
+        copy = keras.models.clone_model(base)
+        outputs = keras.layers.Dense(3, "softmax")(copy.outputs[0])
+        model = keras.Model(copy.inputs, outputs)
+        model.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
+        return model
+
+    result = tune.search(extended, (problem.x, problem.y), {"rate": (0.01, 0.1)}, num_trials=2, **OPTIONS)
+
+    assert "failed" not in set(result.trials["state"])
+
+
+@pytest.mark.whole
+def test_studies_in_one_folder_keep_their_models_apart(spark, problem, tmp_path):
+    """Two studies with one folder keep their own best models; of equal trials the earlier one is the best."""
+    options = OPTIONS | {"directory": str(tmp_path), "num_trials": 2, "pruner": "none", "parallelism": 1}
+    space = {"units": [4], "rate": [0.1]}
+    results = [
+        tune.search(build, (problem.x, problem.y), space, **options | {"seed": seed}) for seed in (1, 2)
+    ]
+
+    for result in results:
+        held = len(problem.x) - int(len(problem.x) * 0.75)
+        loss, _ = result.best_model.evaluate(problem.x[-held:], problem.y[-held:], verbose=0)
+        assert loss == pytest.approx(result.best_value, rel=1e-5)
+    assert results[0].best_value != results[1].best_value
+
+
+def test_an_exit_in_an_objective_ends_the_search(spark):
+    """SystemExit in a trial's thread is raised by the search."""
+    with pytest.raises(SystemExit):
+        tune.search(lambda trial: sys.exit(3), metric="loss", num_trials=2, verbose=0)
+
+
 def lines_of(path):
     return path.read_text().splitlines() if path.exists() else []
 
@@ -324,7 +412,7 @@ def test_a_search_whose_driver_ended_goes_on(tmp_path, ended):
     assert {"COMPLETE"} == {trial.state.name for trial in counted}
     assert len(lines_of(built)) == len(trials)
     assert done
-    assert 1 == len(list((tmp_path / "best").iterdir()))
+    assert 1 == len(list((tmp_path / "best").rglob("*.keras")))
 
 
 def studied(storage):
