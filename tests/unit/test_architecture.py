@@ -17,6 +17,7 @@ import sparkdl
         # sparkdl.run needs only NumPy and optree on the executors.
         ("sparkdl.worker.tasks", ["keras", "ml_dtypes", "pyarrow", "pyspark", "flask", "cheroot"]),
         ("sparkdl.api.run", ["keras", "tensorflow"]),
+        ("sparkdl.scheduling.simulation", ["keras", "tensorflow", "pyspark"]),
     ],
 )
 def test_importing_stays_cheap(module, absent):

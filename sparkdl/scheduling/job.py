@@ -1,0 +1,127 @@
+"""The handle of a fit that a scheduler runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from enum import StrEnum
+
+from sparkdl.errors import ClusterError, short
+from sparkdl.process import interrupts
+from sparkdl.scheduling.pauses import PausableFit
+from sparkdl.scheduling.policy import JobSpec
+from sparkdl.ui.history import History
+
+POLL_SECONDS = 0.1
+
+
+class State(StrEnum):
+    """The state of a job: it waits for its first start, runs, waits after a pause, or has ended."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = State.FINISHED, State.FAILED, State.CANCELLED
+
+
+class Job:
+    """A fit that was submitted to a ``Scheduler``, which makes the jobs.
+
+    Attributes:
+        name: the name.
+        slots: the number of slots that it needs, its ``num_workers``.
+        epochs: the number of epochs of the fit, those before ``initial_epoch`` included.
+        epochs_done: the number of epochs that have ended, counted in the same way.
+        priority: the priority.
+        share: the share; "" is the share of jobs without one.
+        state: "waiting", "running", "paused", "finished", "failed" or "cancelled".
+        error: the error of a job that has failed, else None.
+    """
+
+    def __init__(
+        self,
+        fit: PausableFit,
+        spec: JobSpec,
+        *,
+        epochs: int,
+        changed: threading.Condition,  # guards the state of all jobs of the scheduler
+        cancel: Callable[[Job], None],
+    ) -> None:
+        self.fit, self.epochs = fit, epochs
+        self.name, self.slots, self.priority, self.share = spec.name, spec.slots, spec.priority, spec.share
+        self.epochs_done = 0
+        self.state = State.WAITING
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.cancelling, self.raised = False, False
+        self.tag = f"scheduled-{uuid.uuid4().hex}"  # of its Spark jobs
+        self._changed, self._cancel = changed, cancel
+
+    def __repr__(self) -> str:
+        return (
+            f"Job({self.name!r}, {self.state}, epoch {self.epochs_done} of {self.epochs}, "
+            f"priority {self.priority}, {self.slots} slot{'s' * (self.slots != 1)})"
+        )
+
+    @property
+    def done(self) -> bool:
+        """True if the job has ended: it is finished, failed or cancelled."""
+        return self.state in ENDED
+
+    @property
+    def history(self) -> History | None:
+        """The History of the epochs so far; None before the job's first start."""
+        return self.fit.spark_model.history if self.fit.pieces else None
+
+    @short
+    def result(self, timeout: float | None = None) -> History:
+        """Wait for the end of the job, and return its History, which has the epochs of all pieces.
+
+        Args:
+            timeout: the maximum number of seconds to wait; None: no limit.
+
+        Raises:
+            TimeoutError: the job has not ended in this time; it goes on.
+            ClusterError: the job was cancelled.
+            SparkDLError: the fit failed, with the error of ``SparkModel.fit``.
+        """
+        if not self.wait(math.inf if timeout is None else timeout):
+            raise TimeoutError(
+                f'The job "{self.name}" should end within {timeout:g} s; it is {self.state}, with '
+                f"{self.epochs_done} of {self.epochs} epochs done. Wait again, or cancel it."
+            )
+        if self.error is not None:
+            self.raised = True
+            raise self.error
+        history = self.history
+        if self.state is State.CANCELLED or history is None:
+            raise ClusterError(
+                f'The job "{self.name}" was cancelled after {self.epochs_done} of {self.epochs} epochs. '
+                "Its model has the weights of its last merge. Submit it again to train it."
+            )
+        return history
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the job for some seconds at most; return True if it has ended."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self.done and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, POLL_SECONDS))
+                interrupts.check()
+        return self.done
+
+    def cancel(self) -> None:
+        """End the job now. Its model has the weights of its last merge. A job that has ended stays as it is.
+
+        The call waits until the fit has ended, up to 30 s. In a callback of the job itself it does not wait,
+        and the job ends before its next epoch.
+        """
+        self._cancel(self)
