@@ -41,7 +41,8 @@ class Schedule:
     """The jobs of a scheduler: running ones, then waiting ones in the order of their rank, then ended ones.
 
     It prints as a table, in a notebook as HTML. Expected times come from a simulation with the scheduler's
-    own policy. They are those of a queue to which no job is added, and are unknown until an epoch has ended.
+    own policy, and assume that no job is added. They are unknown until an epoch has ended, and for jobs that
+    end after more than 10,000 epochs of all jobs.
 
     Attributes:
         slots: the slots of the scheduler.

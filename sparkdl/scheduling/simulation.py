@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparkdl.scheduling.policy import JobSpec, Policy
+
+FORECAST_EPOCHS = 10_000  # a second of work for a hundred jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +82,24 @@ class Simulation:
             self.outcomes[name].starts.append(entry.since)
             self._push(max(self.now, entry.began + seconds), name)
 
-    def run(self) -> dict[str, Outcome]:
-        """Run all jobs to their end; return their outcomes by name."""
+    def run(self, most: float = math.inf) -> dict[str, Outcome]:
+        """Run the jobs to their end; return the outcomes of those that have ended, by name.
+
+        Args:
+            most: the maximum number of epochs to simulate.
+        """
         self._decide()
-        while self._events:
+        epochs = 0
+        while self._events and epochs < most:
             self.now, _, name, job = heapq.heappop(self._events)
             if job is None:
                 self._end_epoch(name)
+                epochs += 1
             else:
                 self.policy.add(job, self.now)
                 self._decide()
-        return self.outcomes
+        left = {name for _, _, name, _ in self._events} | self.policy.entries.keys()
+        return {name: found for name, found in self.outcomes.items() if name not in left}
 
     def _push(self, time: float, name: str, job: SimulatedJob | None = None) -> None:
         heapq.heappush(self._events, (time, next(self._number), name, job))
@@ -139,7 +149,7 @@ def forecast(policy: Policy, now: float) -> dict[str, Outcome]:
     """Return the expected outcomes of the jobs in a queue, if no other job arrives.
 
     An epoch whose seconds are unknown is assumed to take as long as the mean of the others. Without any
-    known epoch there is no forecast.
+    known epoch there is no forecast, nor for jobs that would end after 10,000 epochs of all jobs.
 
     Args:
         policy: the policy, which is left as it is.
@@ -152,4 +162,4 @@ def forecast(policy: Policy, now: float) -> dict[str, Outcome]:
     for entry in policy.entries.values():
         seconds = statistics.fmean(known) if entry.seconds is None else entry.seconds
         simulation.adopt(entry.name, seconds)
-    return simulation.run()
+    return simulation.run(FORECAST_EPOCHS)

@@ -119,7 +119,7 @@ def test_no_job_starves(queue, settings, overhead):
 
 
 def test_a_stream_of_urgent_jobs_does_not_starve_a_job():
-    """Urgent jobs that never end to arrive hold back a job of a lower priority for its aging only."""
+    """Urgent jobs that keep arriving hold back a job of a lower priority for its aging only."""
     urgent = [
         SimulatedJob(name=str(n), slots=1, epochs=1, true_seconds=10, arrival=10 * n, priority=3)
         for n in range(1000)
@@ -279,6 +279,15 @@ def test_a_forecast_is_the_simulation_of_the_rest(queue, settings):
 
     assert expected.run() == forecast(policy, 0)
     assert before == policy
+
+
+def test_a_forecast_of_a_long_queue_ends_early():
+    """A forecast has the jobs that end within ten thousand epochs, so that it takes a short time."""
+    policy = Policy(2, NEVER)
+    for name, epochs in (("short", 10), ("long", 10**9)):
+        policy.add(JobSpec(name=name, slots=1, epochs=epochs, seconds=1), 0)
+
+    assert ["short"] == list(forecast(policy, 0))
 
 
 def test_without_a_known_epoch_there_is_no_forecast():
