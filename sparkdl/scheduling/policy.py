@@ -165,6 +165,7 @@ class Policy:
             raise ConfigError(f"shares should be a dict from name to weight; got {self.shares!r}.")
         for share, weight in self.shares.items():
             positive_number(f"The weight of the share {share!r}", weight, unit="units")
+        self.shares = dict(self.shares)
 
     def add(self, spec: JobSpec, now: float) -> None:
         """Add a job that waits."""
