@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from enum import StrEnum
 
+from sparkdl.api.spark_model import SparkModel
 from sparkdl.errors import ClusterError, short
 from sparkdl.process import interrupts
 from sparkdl.scheduling.pauses import PausableFit
@@ -44,6 +45,8 @@ class Job:
         share: the share; "" is the share of jobs without one.
         state: "waiting", "running", "paused", "finished", "failed" or "cancelled".
         error: the error of a job that has failed, else None.
+        history: the History of the epochs so far; None before the end of the job's first epoch.
+        spark_model: the SparkModel, whose model is trained in place.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Job:
         self.epochs_done = 0
         self.state = State.WAITING
         self.error: BaseException | None = None
+        self.history: History | None = None
+        self.spark_model: SparkModel = fit.spark_model
         self.thread: threading.Thread | None = None
         self.cancelling, self.raised = False, False
         self.tag = f"scheduled-{uuid.uuid4().hex}"  # of its Spark jobs
@@ -75,11 +80,6 @@ class Job:
     def done(self) -> bool:
         """True if the job has ended: it is finished, failed or cancelled."""
         return self.state in ENDED
-
-    @property
-    def history(self) -> History | None:
-        """The History of the epochs so far; None before the job's first start."""
-        return self.fit.spark_model.history if self.fit.pieces else None
 
     @short
     def result(self, timeout: float | None = None) -> History:
@@ -101,13 +101,12 @@ class Job:
         if self.error is not None:
             self.raised = True
             raise self.error
-        history = self.history
-        if self.state is State.CANCELLED or history is None:
+        if self.state is State.CANCELLED or self.history is None:
             raise ClusterError(
                 f'The job "{self.name}" was cancelled after {self.epochs_done} of {self.epochs} epochs. '
                 "Its model has the weights of its last merge. Submit it again to train it."
             )
-        return history
+        return self.history
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the job for some seconds at most; return True if it has ended."""

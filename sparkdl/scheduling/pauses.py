@@ -1,15 +1,14 @@
 """A fit that can be paused at the end of an epoch, and continues as if it had not been.
 
-A pause is an exception of the first callback, at the beginning of the next epoch. By then the checkpoint of
-the last epoch is complete, and the next call of ``fit`` resumes from it. ``stop_training`` would not do: a
+A pause is an exception of the first callback, at the beginning of the next epoch. ``fit`` then completes the
+checkpoint of the last epoch, and the next call of ``fit`` resumes from it. ``stop_training`` would not do: a
 fit that was stopped counts as complete, and its checkpoint says so.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +82,7 @@ class PausableFit:
 
     Attributes:
         spark_model: the model.
+        callbacks: the callbacks of the user.
         gate: the callback that pauses the fit.
         pieces: the number of pieces so far.
     """
@@ -91,8 +91,8 @@ class PausableFit:
         self, spark_model: SparkModel, arguments: dict[str, Any], callbacks: Sequence[Callback]
     ) -> None:
         self.spark_model, self.gate = spark_model, Gate()
-        self._arguments, self._callbacks = arguments, list(callbacks)
-        self._own_folder: str | None = None
+        self.callbacks, self._arguments = list(callbacks), arguments
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         self.pieces = 0
 
     @property
@@ -109,15 +109,17 @@ class PausableFit:
             SparkDLError: as ``SparkModel.fit``.
         """
         if self._arguments["checkpoint"] is None:
-            self._own_folder = tempfile.mkdtemp(prefix="sparkdl-scheduling-")
-            self._arguments["checkpoint"] = CheckpointConfig(self._own_folder)
+            self._own_folder = tempfile.TemporaryDirectory(
+                prefix="sparkdl-scheduling-", ignore_cleanup_errors=True
+            )
+            self._arguments["checkpoint"] = CheckpointConfig(self._own_folder.name)
         resumes = self.pieces > 0
         self.pieces += 1
-        given = self._arguments | {"callbacks": [self.gate, *self._callbacks]}
+        given = self._arguments | {"callbacks": [self.gate, *self.callbacks]}
         if resumes:
             given["resume"] = True
         try:
-            with begun(self._callbacks if resumes else []):
+            with begun(self.callbacks if resumes else []):
                 return self.spark_model.fit(**given)
         except Paused:
             del self.spark_model.training_histories[-1:]  # the last piece has the epochs of all pieces
@@ -126,16 +128,17 @@ class PausableFit:
     def close(self) -> None:
         """Remove the checkpoints, unless the user chose their folder, and forget the data."""
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
-        self._arguments, self._callbacks = {}, []
+            self._own_folder.cleanup()
+        self._arguments, self.callbacks = {}, []
 
 
 @contextmanager
-def begun(callbacks: Sequence[Callback]) -> Iterator[None]:
+def begun(callbacks: Iterable[Callback]) -> Iterator[None]:
     """Keep callbacks from beginning again in a ``with`` block.
 
     In ``on_train_begin`` an EarlyStopping forgets its count, and a CSVLogger empties its file.
     """
+    callbacks = list({id(callback): callback for callback in callbacks}.values())
     own = [vars(callback).get(ON_TRAIN_BEGIN) for callback in callbacks]  # LambdaCallback has one
     for callback in callbacks:
         setattr(callback, ON_TRAIN_BEGIN, _do_nothing)

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import logging
+import math
 import os
 import threading
 import time
@@ -19,11 +20,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.config import FitConfig, Placement
+from sparkdl.config import CheckpointConfig, FitConfig, Placement
 from sparkdl.core.validation import positive_seconds, text
 from sparkdl.driver.epochs import check_callbacks
 from sparkdl.driver.preparation import FitArguments
-from sparkdl.errors import ConfigError, short
+from sparkdl.errors import ClusterError, ConfigError, short
 from sparkdl.process import interrupts
 from sparkdl.process.reasons import reason_of
 from sparkdl.scheduling.job import POLL_SECONDS, Job, State
@@ -166,13 +167,14 @@ class Scheduler:
                 folder is used; with it, ``every`` should be "epoch".
 
         Raises:
-            ConfigError: an argument cannot be honoured, the job needs more slots than there are, the model
-                or the checkpoint folder belongs to a job that has not ended, or the scheduler is closed.
+            ConfigError: an argument cannot be honoured; the job needs more slots than there are; the model,
+                a callback or the checkpoint folder belongs to a job that has not ended; or the scheduler
+                is closed.
         """
         slots = self._slots_of(spark_model)
         arguments = _bound(spark_model, {"x": x, "y": y, "verbose": 0} | fit_arguments)
         fit = FitArguments(**arguments).settings(arguments["batch_size"])
-        callbacks = check_callbacks(arguments["callbacks"])
+        pausable = PausableFit(spark_model, arguments, check_callbacks(arguments["callbacks"]))
         _require_pausable(fit)
         if seconds_per_epoch is not None:
             positive_seconds("seconds_per_epoch", seconds_per_epoch)
@@ -180,7 +182,7 @@ class Scheduler:
             raise ConfigError(f"priority should be a whole number; got {priority!r}.")
         share = "" if share is None else text("share", share)
         with self._changed:
-            self._require_free(spark_model, fit)
+            self._require_free(pausable)
             spec = JobSpec(
                 name=self._name(spark_model, name),
                 slots=slots,
@@ -189,11 +191,12 @@ class Scheduler:
                 share=share,
                 seconds=seconds_per_epoch,
             )
-            job = self._jobs[spec.name] = self._make_job(
-                spec, PausableFit(spark_model, arguments, callbacks), fit.epochs
-            )
+            # A callback of a job may submit another one, whose thread inherits the tag of the first one.
+            inherited = [j.tag for j in self._jobs.values() if j.thread is threading.current_thread()]
+            job = self._jobs[spec.name] = self._make_job(spec, pausable, fit.epochs)
             self._policy.add(spec, time.monotonic())
-            job.thread = self._cluster.thread(functools.partial(self._run, job), f"sparkdl-{spec.name}")
+            body = functools.partial(self._run, job, inherited)
+            job.thread = self._cluster.thread(body, f"sparkdl-{spec.name}")
             job.thread.start()
             self._decide()
         return job
@@ -236,8 +239,8 @@ class Scheduler:
             SparkDLError: a job has failed.
         """
         try:
-            for job in self.jobs:
-                job.wait(float("inf"))
+            while left := [job for job in self.jobs if not job.done]:  # callbacks may submit more
+                left[0].wait(math.inf)
         except BaseException:
             with interrupts.held():
                 self.cancel()
@@ -252,16 +255,26 @@ class Scheduler:
 
     # The jobs' threads.
 
-    def _run(self, job: Job) -> None:
-        """Run a job to its end: the body of its thread."""
+    def _run(self, job: Job, inherited: list[str]) -> None:
+        """Run a job to its end: the body of its thread.
+
+        Args:
+            job: the job.
+            inherited: the tags of other jobs that the thread has inherited.
+        """
         try:
+            for tag in inherited:
+                self._cluster.untag(tag)
             self._cluster.tag(job.tag)
             while self._has_slots(job):
                 try:
-                    job.fit.run()
+                    history = job.fit.run()
                 except Paused:
                     self._pause(job)
                 else:
+                    job.history = history
+                    if history.epoch:  # none may have ended here, after resume=True
+                        job.epochs_done = history.epoch[-1] + 1
                     self._end(job, State.FINISHED)
         except BaseException as error:  # noqa: BLE001 - the user's callbacks may raise anything
             self._end(job, State.CANCELLED if job.cancelling else State.FAILED, error)
@@ -269,16 +282,25 @@ class Scheduler:
             job.fit.close()
 
     def _has_slots(self, job: Job) -> bool:
-        """Wait until a job gets its slots, and return True; False once it has ended."""
+        """Wait until a job gets its slots, and return True; False once it has ended.
+
+        Raises:
+            ClusterError: Spark was stopped. A fit would start another application.
+        """
         with self._changed:
             self._changed.wait_for(lambda: job.done or job.state is State.RUNNING)
-            return not job.done
+        if not job.done and self._cluster.stopped:
+            raise ClusterError(
+                "The Spark application of the scheduler was stopped before the job could run. Start a new "
+                "session, and submit the job to a new scheduler."
+            )
+        return not job.done
 
     def _end_epoch(self, name: str, done: int) -> None:
         """Record the end of an epoch, and decide; ``done`` counts the epochs before ``initial_epoch`` too."""
         with self._changed:
             job = self._jobs[name]
-            job.epochs_done = done
+            job.epochs_done, job.history = done, job.spark_model.history
             self._policy.end_epoch(name, time.monotonic(), max(0, job.epochs - done))
             self._decide()
 
@@ -288,16 +310,17 @@ class Scheduler:
             return not self._jobs[name].cancelling and (first or name not in self._pausing)
 
     def _pause(self, job: Job) -> None:
-        if job.cancelling:
-            self._end(job, State.CANCELLED)
-            return
         with self._changed:
+            if job.cancelling:
+                self._end(job, State.CANCELLED)
+                return
             logger.info('The job "%s" is paused after epoch %d.', job.name, job.epochs_done)
             job.state = State.PAUSED
             self._policy.pause(job.name, time.monotonic())
             self._decide()
 
     def _end(self, job: Job, state: State, error: BaseException | None = None) -> None:
+        job.fit.close()  # before anyone who waits for the end goes on
         with self._changed:
             if job.done:
                 return
@@ -377,25 +400,31 @@ class Scheduler:
             )
         return num_workers
 
-    def _require_free(self, spark_model: SparkModel, fit: FitConfig) -> None:
-        """Require that no other job uses a model or a checkpoint folder, and that jobs are still taken.
+    def _require_free(self, fit: PausableFit) -> None:
+        """Require that no other job uses the model, the callbacks or the checkpoints of a new one.
 
         Raises:
             ConfigError: another job uses one of them, or the scheduler is closed.
         """
         if self._closed:
             raise ConfigError("This scheduler is closed; its with block has ended. Make another one.")
-        folder = None if fit.checkpoint is None else _folder(fit.checkpoint.uri)
+        model, callbacks = fit.spark_model.model, {id(callback) for callback in fit.callbacks}
+        folder = _folder(fit.checkpoint)
         for job in self._jobs.values():
             if job.done:
                 continue
-            if job.fit.spark_model.model is spark_model.model:
+            if job.spark_model.model is model:
                 raise ConfigError(
-                    f'The model "{spark_model.model.name}" belongs to the job "{job.name}", which has not '
+                    f'The model "{model.name}" belongs to the job "{job.name}", which has not '
                     "ended. Wait for it, or submit a copy (keras.models.clone_model)."
                 )
-            taken = job.fit.checkpoint
-            if folder is not None and taken is not None and folder == _folder(taken.uri):
+            shared = [callback for callback in job.fit.callbacks if id(callback) in callbacks]
+            if shared:
+                raise ConfigError(
+                    f'The callback {type(shared[0]).__name__} belongs to the job "{job.name}", which has not '
+                    "ended. Make one for each job."
+                )
+            if folder is not None and folder == _folder(job.fit.checkpoint):
                 raise ConfigError(
                     f'The checkpoint folder {folder} belongs to the job "{job.name}", which has not ended. '
                     "Choose another folder."
@@ -436,6 +465,8 @@ def _require_pausable(fit: FitConfig) -> None:
         )
 
 
-def _folder(uri: str) -> str:
+def _folder(checkpoint: CheckpointConfig | None) -> str | None:
     """Return the name of a checkpoint folder, the same for all spellings of a local path."""
-    return uri.rstrip("/") if files.is_uri(uri) else os.path.abspath(uri)
+    if checkpoint is None:
+        return None
+    return checkpoint.uri.rstrip("/") if files.is_uri(checkpoint.uri) else os.path.realpath(checkpoint.uri)

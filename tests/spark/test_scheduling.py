@@ -1,7 +1,9 @@
 """Several fits in one Spark application, with the slots of a scheduler."""
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 
 import keras
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 
 from sparkdl import CheckpointConfig, SparkModel
-from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.errors import CheckpointError, ClusterError, ConfigError, DataError
 from sparkdl.scheduling import Scheduler
+from sparkdl.spark.application import SparkApplication
 
 pytestmark = pytest.mark.classic
 SETTINGS = {"batch_size": 32, "epochs": 4, "seed": 3}
@@ -55,6 +58,23 @@ class Fail(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         raise LookupError("the callback fails")
+
+
+class Call(keras.callbacks.Callback):
+    """A callback that calls a function at the end of an epoch.
+
+    Args:
+        function: the function.
+        epoch: the epoch, from 0.
+    """
+
+    def __init__(self, function, epoch=0):
+        super().__init__()
+        self.function, self.epoch = function, epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            self.function()
 
 
 class Note(keras.callbacks.Callback):
@@ -132,8 +152,9 @@ def test_an_urgent_fit_starts_within_an_epoch_and_all_fits_end_with_the_same_bit
 
 
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.whole)])
-def test_a_paused_fit_trains_each_epoch_once(spark, problem, mode):
+def test_a_paused_fit_trains_each_epoch_once(spark, problem, mode, tmp_path, monkeypatch):
     """A fit that makes room for another one trains all epochs, in synchronous mode with the same bits."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = SETTINGS | {"epochs": 2}
     alone = SparkModel(problem.model(), num_workers=1, mode=mode)
     expected = alone.fit(problem.x, problem.y, verbose=0, **settings)
@@ -150,6 +171,7 @@ def test_a_paused_fit_trains_each_epoch_once(spark, problem, mode):
     assert [0, 1] == job.result().epoch
     assert 2 == job.fit.pieces
     assert ["begin", 0, 1, "end"] == recorder.calls
+    assert [] == list(tmp_path.glob("sparkdl-scheduling-*"))
     if mode == "synchronous":
         require_same_weights(paused.model, alone.model)
         assert expected.history == job.history.history
@@ -158,21 +180,32 @@ def test_a_paused_fit_trains_each_epoch_once(spark, problem, mode):
 @pytest.mark.whole
 def test_fits_that_are_paused_often_end_with_the_same_bits(spark, problem):
     """Fits that take turns of a few epochs train as if they were alone."""
+
+    def callbacks():
+        lower = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)
+        return [lower, keras.callbacks.EarlyStopping("loss", patience=4, min_delta=0.5)]
+
     settings = SETTINGS | {"epochs": 6}
     kinds = [{"num_workers": 1}, {"num_workers": 2}, {"num_workers": 1, "frequency": "epoch"}]
     alone = [SparkModel(problem.model(), **options) for options in kinds]
-    for model in alone:
-        model.fit(problem.x, problem.y, verbose=0, **settings)
+    expected = [
+        model.fit(problem.x, problem.y, verbose=0, callbacks=callbacks(), **settings) for model in alone
+    ]
     with Scheduler(2, time_slice=0.01) as scheduler:
         models = [SparkModel(problem.model(), **options) for options in kinds]
-        jobs = [scheduler.submit(model, problem.x, problem.y, **settings) for model in models]
+        jobs = [
+            scheduler.submit(model, problem.x, problem.y, callbacks=callbacks(), **settings)
+            for model in models
+        ]
 
-    assert all(list(range(6)) == job.result().epoch for job in jobs)
+    assert all(history.history == job.result().history for history, job in zip(expected, jobs, strict=True))
+    assert all(rates[-1] < rates[0] for rates in (each.history["learning_rate"] for each in expected))
     assert len(jobs) < sum(job.fit.pieces for job in jobs)
     for model, other in zip(models, alone, strict=True):
         require_same_weights(model.model, other.model)
 
 
+@pytest.mark.whole
 def test_a_fit_that_fails_or_is_cancelled_leaves_the_others_alone(spark, problem):
     """After a failure the waiting jobs go on, a job that is cancelled ends, and the error is raised once."""
     hold, scheduler = Hold(), Scheduler(1)
@@ -205,6 +238,80 @@ def test_a_fit_that_fails_or_is_cancelled_leaves_the_others_alone(spark, problem
         submit("late")
 
 
+@pytest.mark.whole
+def test_a_job_that_a_callback_submits_outlives_its_parent(spark, problem):
+    """The scheduler waits for jobs that callbacks submit, and the end of one job does not cancel another."""
+    hold, children = Hold(), []
+
+    def submit(name, **arguments):
+        one = SparkModel(problem.model(), num_workers=1)
+        return scheduler.submit(one, problem.x, problem.y, name=name, **arguments)
+
+    def submit_child():
+        children.append(submit("child", epochs=2, callbacks=[hold, Call(submit_grandchild, epoch=1)]))
+
+    def submit_grandchild():
+        children.append(submit("grandchild"))
+
+    with Scheduler(2) as scheduler:
+        parent = submit("parent", epochs=10000, callbacks=[Call(submit_child)])
+        assert hold.reached.wait(120)
+        parent.cancel()
+        hold.released.set()
+
+    assert "cancelled" == parent.state
+    assert ["finished", "finished"] == [job.state for job in children]
+
+
+@pytest.mark.whole
+def test_a_job_keeps_its_own_history(spark, problem):
+    """A job has the History of its own epochs, also after another job has trained its model."""
+    model = SparkModel(problem.model(), num_workers=1)
+    with Scheduler(1) as scheduler:
+        first = scheduler.submit(model, problem.x, problem.y)
+        assert [0] == first.result().epoch
+        second = scheduler.submit(model, problem.x, problem.y[:1])
+        with pytest.raises(DataError, match="equal numbers of rows"):
+            second.result()
+
+    assert [0] == first.history.epoch
+    assert second.history is None
+    assert model is first.spark_model
+
+
+@pytest.mark.whole
+def test_a_job_whose_checkpoint_is_lost_fails_with_its_weights(spark, problem, tmp_path):
+    """A paused job without a checkpoint fails, and keeps its History and its weights."""
+    model = SparkModel(problem.model(), num_workers=1)
+    alone = SparkModel(problem.model(), num_workers=1)
+    alone.fit(problem.x, problem.y, **SETTINGS | {"epochs": 1})
+
+    def make_room():
+        other = SparkModel(problem.model(), num_workers=1)
+        scheduler.submit(other, problem.x, problem.y, name="other", priority=1)
+        shutil.rmtree(tmp_path / "kept")
+
+    scheduler = Scheduler(1)
+    settings = SETTINGS | {"checkpoint": str(tmp_path / "kept"), "callbacks": [Call(make_room)]}
+    job = scheduler.submit(model, problem.x, problem.y, **settings)
+    with pytest.raises(CheckpointError, match="paused after epoch 1 should continue there"):
+        scheduler.wait()
+
+    assert ["failed", "finished"] == [each.state for each in scheduler.jobs]
+    assert [0] == job.history.epoch
+    require_same_weights(model.model, alone.model)
+
+
+def test_a_job_does_not_start_another_application(spark, problem, monkeypatch):
+    """A job that waits when Spark is stopped fails."""
+    monkeypatch.setattr(SparkApplication, "stopped", True)
+    with Scheduler(1) as scheduler:
+        job = scheduler.submit(SparkModel(problem.model(), num_workers=1), problem.x, problem.y)
+        with pytest.raises(ClusterError, match="was stopped before the job could run"):
+            job.result()
+
+
+@pytest.mark.whole
 def test_ctrl_c_cancels_all_jobs(spark, problem):
     """An interrupt while the program waits for its jobs ends them, with the weights of their last merge."""
 
@@ -252,6 +359,7 @@ def test_what_cannot_be_scheduled_is_refused_at_once(spark, problem, jobs, optio
     assert before == jobs()
 
 
+@pytest.mark.whole
 def test_a_model_a_name_and_a_folder_belong_to_one_job(spark, problem, tmp_path):
     """A job with the model, the name or the checkpoint folder of a job that has not ended is refused."""
     with Scheduler(1) as scheduler:
@@ -262,6 +370,7 @@ def test_a_model_a_name_and_a_folder_belong_to_one_job(spark, problem, tmp_path)
         for model, arguments, words in (
             (first, {}, 'The model "network" belongs to the job "first"'),
             (second, {"name": "first"}, 'The name "first" belongs to another job'),
+            (second, {"callbacks": [held]}, 'The callback Hold belongs to the job "first"'),
             (second, {"checkpoint": folder + "/"}, 'belongs to the job "first", which has not ended'),
             (problem.model(), {}, "spark_model should be a sparkdl.SparkModel; got Sequential"),
         ):
