@@ -7,6 +7,7 @@ fit that was stopped counts as complete, and its checkpoint says so.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ class PausableFit:
     ) -> None:
         self.spark_model, self.gate = spark_model, Gate()
         self.callbacks, self._arguments = list(callbacks), arguments
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._own_folder: str | None = None
         self.pieces = 0
 
     @property
@@ -109,10 +110,8 @@ class PausableFit:
             SparkDLError: as ``SparkModel.fit``.
         """
         if self._arguments["checkpoint"] is None:
-            self._own_folder = tempfile.TemporaryDirectory(
-                prefix="sparkdl-scheduling-", ignore_cleanup_errors=True
-            )
-            self._arguments["checkpoint"] = CheckpointConfig(self._own_folder.name)
+            self._own_folder = tempfile.mkdtemp(prefix="sparkdl-scheduling-")
+            self._arguments["checkpoint"] = CheckpointConfig(self._own_folder)
         resumes = self.pieces > 0
         self.pieces += 1
         given = self._arguments | {"callbacks": [self.gate, *self.callbacks]}
@@ -128,7 +127,7 @@ class PausableFit:
     def close(self) -> None:
         """Remove the checkpoints, unless the user chose their folder, and forget the data."""
         if self._own_folder is not None:
-            self._own_folder.cleanup()
+            shutil.rmtree(self._own_folder, ignore_errors=True)
         self._arguments, self.callbacks = {}, []
 
 

@@ -7,6 +7,7 @@ epoch, is paused or ends, in the thread in which that happens, under one lock.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import inspect
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.config import CheckpointConfig, FitConfig, Placement
@@ -38,6 +40,17 @@ from sparkdl.spark.application import application_of
 
 logger = logging.getLogger(__name__)
 CANCEL_SECONDS = 30.0  # the time that a fit may take to end after it is cancelled
+_schedulers: WeakSet[Scheduler] = WeakSet()
+
+
+@atexit.register
+def cancel_all() -> None:
+    """Cancel all jobs at the end of the program, which does not wait for their threads.
+
+    Otherwise the temporary folders of their checkpoints would be left.
+    """
+    for scheduler in tuple(_schedulers):
+        scheduler.cancel()
 
 
 class Scheduler:
@@ -50,7 +63,8 @@ class Scheduler:
     is still waiting for, if that does not delay it.
 
     As a context manager, it waits for all jobs at the end of the ``with`` block, and then raises the error
-    of the first one that failed. If the block ends with an exception, it cancels them.
+    of the first one that failed. If the block ends with an exception, it cancels them. Jobs of a scheduler
+    without a ``with`` block are cancelled when the program ends.
 
     Args:
         slots: the number of slots to use; None is all of the application's. Needed under dynamic allocation.
@@ -86,6 +100,7 @@ class Scheduler:
         self._pausing: tuple[str, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._closed = False
+        _schedulers.add(self)
 
     def _slots(self, wanted: int | None) -> int:
         """Return the number of slots to share.

@@ -13,6 +13,7 @@ import pytest
 from sparkdl import CheckpointConfig, SparkModel
 from sparkdl.errors import CheckpointError, ClusterError, ConfigError, DataError
 from sparkdl.scheduling import Scheduler
+from sparkdl.scheduling.scheduler import cancel_all
 from sparkdl.spark.application import SparkApplication
 
 pytestmark = pytest.mark.classic
@@ -261,6 +262,21 @@ def test_a_job_that_a_callback_submits_outlives_its_parent(spark, problem):
 
     assert "cancelled" == parent.state
     assert ["finished", "finished"] == [job.state for job in children]
+
+
+@pytest.mark.whole
+def test_the_end_of_the_program_cancels_jobs(spark, problem, tmp_path, monkeypatch):
+    """Without a ``with`` block, jobs end with the program, and their folders are removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reached = threading.Event()
+    model = SparkModel(problem.model(), num_workers=1)
+    job = Scheduler(1).submit(model, problem.x, problem.y, epochs=10000, callbacks=[Call(reached.set)])
+    assert reached.wait(120)
+    assert list(tmp_path.glob("sparkdl-scheduling-*"))
+    cancel_all()
+
+    assert "cancelled" == job.state
+    assert [] == list(tmp_path.glob("sparkdl-scheduling-*"))
 
 
 @pytest.mark.whole
