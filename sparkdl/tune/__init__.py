@@ -7,6 +7,7 @@ Example:
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        with warnings.catch_warnings():
+            # In a notebook without ipywidgets: of Optuna's progress bars, which a search does not use.
+            warnings.filterwarnings("ignore", "IProgress not found")
+            return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "optuna":
             raise

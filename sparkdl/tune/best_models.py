@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import threading
@@ -76,22 +77,30 @@ class BestModels:
                 if self._folder is not None:
                     files.discard(model, context=self._context)
 
-    def get(self, count: int) -> list[Any]:
-        """Return the models of the best ``count`` trials of the study, the best one first.
+    def get(self, count: int | None) -> list[Any]:
+        """Return the models of the best ``count`` trials of the study, or all that were kept, best first.
 
         Raises:
-            ConfigError: one of them was not kept.
+            ConfigError: one of them was not kept, or fewer trials completed.
         """
-        best = ranked(self._study)[:count]
-        missing = [trial.number for trial in best if trial.number not in self._kept]
-        if missing or len(best) < count:
-            which = f"that of trial {missing[0]} was not kept" if missing else f"{len(best)} trials completed"
+        best = ranked(self._study)
+        if count is None:
+            kept = itertools.takewhile(lambda trial: trial.number in self._kept, best)
+            count = max(1, len(list(kept)))
+        missing = [trial.number for trial in best[:count] if trial.number not in self._kept]
+        wanted = f"The search should have kept {count} model{'s' * (count != 1)}"
+        if missing:
             raise ConfigError(
-                f"The search should have kept {count} model{'s' * (count != 1)}; {which}. Search with "
-                f"keep={count}, and with a directory, in which a later search finds the models of an earlier "
-                "one. An objective keeps no model."
+                f"{wanted}; that of trial {missing[0]} was not kept. Search with keep={count}, and with a "
+                "directory, in which a later search finds the models of an earlier one. An objective keeps "
+                "no model."
             )
-        return [self._model(trial.number) for trial in best]
+        if len(best) < count:
+            raise ConfigError(
+                f"{wanted}; {len(best)} trial{'s' * (len(best) != 1)} completed. Search with more trials, or "
+                "with a pruner that ends fewer."
+            )
+        return [self._model(trial.number) for trial in best[:count]]
 
     def _order(self, number: int, value: float) -> tuple[float, int]:
         return _order(self._study, value, number)

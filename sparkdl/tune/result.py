@@ -34,14 +34,14 @@ class SearchResult:
     Args:
         study: the study of Optuna.
         metric: the name of the result that was optimized.
-        models: returns the best models, given how many.
+        models: returns the best models, given how many; None for all that were kept.
 
     Attributes:
         study: the study of Optuna, with every trial.
         metric: the name of the result that was optimized.
     """
 
-    def __init__(self, study: Study, metric: str, models: Callable[[int], list[keras.Model]]) -> None:
+    def __init__(self, study: Study, metric: str, models: Callable[[int | None], list[keras.Model]]) -> None:
         self.study, self.metric, self._models = study, metric, models
 
     @property
@@ -71,11 +71,16 @@ class SearchResult:
         """The compiled model of the best trial, with the weights of its best epoch."""
         return self.best_models(1)[0]
 
-    def best_models(self, count: int) -> list[keras.Model]:
+    def best_models(self, count: int | None = None) -> list[keras.Model]:
         """Return the best ``count`` models, the best one first.
 
+        Args:
+            count: how many; None: all that were kept, which are ``keep``, or fewer if fewer trials were
+                complete.
+
         Raises:
-            ConfigError: ``keep`` was smaller, or the models of a resumed study were not kept in a directory.
+            ConfigError: ``keep`` or the number of complete trials was smaller, or the models of a resumed
+                study were not kept in a directory.
         """
         return self._models(count)
 
@@ -91,9 +96,22 @@ class SearchResult:
 
         return pd.DataFrame([_row(trial, state) for trial, state in self._states()])
 
-    def curves(self) -> dict[int, dict[str, list[float]]]:
-        """Return the results of each epoch by name, for each trial by number."""
-        return {trial.number: trial.user_attrs.get("results", {}) for trial in self.study.trials}
+    def curves(self, name: str | None = None) -> pd.DataFrame:
+        """Return a result of each epoch, as a pandas DataFrame; its ``plot()`` draws the curves.
+
+        Args:
+            name: the name of the result, such as "val_accuracy"; None: the metric of the search.
+
+        Returns:
+            A row for each epoch, counted from 1, and a column for each trial that has the result, named by
+            its number. After the end of a trial its values are NaN.
+        """
+        import pandas as pd
+
+        name = self.metric if name is None else name
+        results = {trial.number: trial.user_attrs.get("results", {}) for trial in self.study.trials}
+        columns = {number: pd.Series(each[name]) for number, each in results.items() if name in each}
+        return pd.DataFrame(columns).rename(lambda epoch: epoch + 1).rename_axis("epoch")
 
     def plot(self, figure: str = "history") -> Any:
         """Return a figure of Plotly that Optuna draws.

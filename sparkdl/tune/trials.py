@@ -90,7 +90,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Report the result of the epoch, and end the fit if the pruner says so.
+        """Report the result of the epoch, and end the fit if the pruner says so before the last epoch.
 
         Raises:
             ConfigError: the results do not include the metric.
@@ -109,7 +109,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
         self.trial.report(value, epoch + 1)
         if self.stopping.is_set():
             self.model.stop_training = True
-        elif self.trial.should_prune():
+        elif self.trial.should_prune() and epoch + 1 < self.params["epochs"]:
             self.pruned = self.model.stop_training = True
 
     def _is_better(self, value: float, other: float) -> bool:

@@ -40,7 +40,7 @@ def test_the_best_trial_is_found_and_its_model_kept(spark, problem):
 
     table, best = result.trials, result.best_trial
     assert ["complete"] * 4 == [state.replace("pruned", "complete") for state in table["state"]]
-    best_epoch = min(result.curves()[best.number]["val_loss"])
+    best_epoch = result.curves()[best.number].min()
     assert table["value"].min() == result.best_value == best_epoch
     assert {"units", "rate"} == result.best_params.keys()
     held = len(problem.x) - int(len(problem.x) * 0.75)
@@ -48,7 +48,9 @@ def test_the_best_trial_is_found_and_its_model_kept(spark, problem):
     assert loss == pytest.approx(result.best_value, rel=1e-5)
     assert "best val_loss" in repr(result)
     assert "<table>" in result._repr_html_()
-    assert 4 == len(result.curves())
+    for name in ("val_loss", "accuracy"):
+        assert list(table["epochs"]) == list(result.curves(name).count())
+    assert result.curves("val_auc").empty
 
 
 @pytest.mark.whole
@@ -75,6 +77,19 @@ def test_the_pruner_ends_a_trial_after_an_epoch(spark, problem):
     )
 
     assert [("pruned", 2)] * 2 == list(zip(result.trials["state"], result.trials["epochs"], strict=True))
+
+
+def test_a_trial_that_reaches_its_last_epoch_is_complete(spark, problem):
+    """The pruner ends no trial that has ended by itself; the kept models are those of complete trials."""
+    pruner = optuna.pruners.ThresholdPruner(upper=1e-9, n_warmup_steps=1)
+    result = tune.search(
+        build, (problem.x, problem.y), SPACE, num_trials=1, keep=3, epochs=1, pruner=pruner, **OPTIONS
+    )
+
+    assert ["complete"] == list(result.trials["state"])
+    assert 1 == len(result.best_models())
+    with pytest.raises(ConfigError, match="should have kept 2 models; 1 trial completed"):
+        result.best_models(2)
 
 
 def test_a_grid_is_searched_once(spark, problem):
