@@ -20,6 +20,7 @@ def run(folder, *names):
     assert 0 == result.returncode, result.stderr[-6000:]
 
 
+@pytest.mark.whole
 def test_the_script_of_the_readme_runs(tmp_path):
     """The script in the README runs as it stands, and prints what is shown below it."""
     run(tmp_path, "README.md")

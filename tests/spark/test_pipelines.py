@@ -865,6 +865,7 @@ def test_four_fits_at_once_find_what_one_alone_finds(spark, estimator, table):
     assert [1, 1, 3, 3] == [fitted.summary.totalIterations for fitted in found.subModels[1]]
 
 
+@pytest.mark.whole
 @leaves_its_pool
 def test_a_split_finds_the_better_learning_rate_over_models(spark, problem, estimator, table):
     """A grid may search over models: the model is a Param like any other."""
