@@ -29,7 +29,7 @@ from sparkdl import tune
 
 ROWS, HELD = 12_000, 2_000  # training and validation rows
 TRIALS, EPOCHS, SEEDS = 27, 9, 3  # of the comparison with random search
-EQUAL, SHORT, TURNS = 16, 3, 3  # equal trials, their epochs, and turns of the other comparisons
+EQUAL, SHORT, TURNS = 16, 20, 3  # equal trials, their epochs, and turns of the other comparisons
 SHARE, POINTS = 1 / 3, 0.3  # of the epochs of random search; points of accuracy that may be lost
 SLOTS, START, RIVAL = 0.55, 0.5, 0.7  # ratio of wall times; seconds before a trial's first epoch
 SPACE = {"units": (16, 256, "log"), "rate": (1e-3, 1.0, "log"), "drop": (0.0, 0.6)}
@@ -62,7 +62,7 @@ def halving(data, held):
                 data, held, num_trials=TRIALS, epochs=EPOCHS, sampler="random", pruner=pruner, seed=seed
             )
             found[pruner] = result.trials["epochs"].sum(), result.best_value
-            rows.append([seed, pruner, *map(str, found[pruner]), f"{seconds:.0f}"])
+            rows.append([seed, pruner, found[pruner][0], f"{found[pruner][1]:.4f}", f"{seconds:.0f}"])
             print(f"# seed {seed}, {pruner}: {found[pruner]}, {seconds:.0f} s", flush=True)
         epochs.append(found["asha"][0] / found["none"][0])
         lost.append(100 * (found["none"][1] - found["asha"][1]))
@@ -161,7 +161,10 @@ def main():
     builder.config("spark.ui.showConsoleProgress", "false").getOrCreate().sparkContext.setLogLevel("ERROR")
     parts = {"halving": halving, "equal": equal}
     machine = harness.machine({"sparkdl": sys.executable})
-    texts = [f"{TRIALS} trials of up to {EPOCHS} epochs, {ROWS:,} rows of Fashion-MNIST. {machine}"]
+    texts = [
+        f"{TRIALS} trials of up to {EPOCHS} epochs, and {EQUAL} equal ones of {SHORT} epochs in {TURNS} "
+        f"turns; {ROWS:,} rows of Fashion-MNIST. {machine}"
+    ]
     for name, part in parts.items():
         if options.part in (None, name):
             shown, verdicts = part(data, held)
