@@ -7,10 +7,10 @@ Example:
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl._version import __version__
+from sparkdl.core.lazy import loader
 
 # Packages of the distribution "sparkdl" (0.2.2) and of Databricks Runtime ML, which use the same folder.
 _FOREIGN = "estimators", "graph", "horovod", "image", "param", "transformers", "udf", "utils"
@@ -32,7 +32,6 @@ _HOMES = {
     "Stragglers": "sparkdl.settings",
     "WorkerContext": "sparkdl.worker.collective",
 }
-_EXTRAS = {"pyspark": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 __all__ = [
     "CheckpointConfig",
     "Ensemble",
@@ -85,20 +84,7 @@ def _require_alone(folder: str) -> None:
 _require_alone(os.path.dirname(__file__))
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use, so that importing sparkdl is cheap."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        raise ModuleNotFoundError(
-            f"sparkdl.{name} needs {missing}. Install it: pip install 'sparkdl-keras[{_EXTRAS[missing]}]'",
-            name=missing,
-        ) from error
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

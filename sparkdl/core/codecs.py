@@ -116,7 +116,7 @@ class FP16(Half):
     """float16, with 11 bits of precision. Numbers beyond its range, about ±65,504, become infinite."""
 
     name = "fp16"
-    below = 65_520.0  # halfway from the largest number to the one that would follow
+    below = 65_520.0  # rounds to 65,536, which float16 cannot hold
 
     def _dtype(self) -> Any:
         return np.float16

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.core.lazy import loader
 
 _HOMES = {
     "Job": "sparkdl.scheduling.job",
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
     from sparkdl.scheduling.scheduler import Scheduler
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use: the policy and its simulation need neither Keras nor Spark."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sparkdl.scheduling' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = loader(__name__, _HOMES)  # the policy needs neither Keras nor Spark
 
 
 def __dir__() -> list[str]:

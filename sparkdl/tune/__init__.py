@@ -8,8 +8,9 @@ Example:
 from __future__ import annotations
 
 import warnings
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.lazy import loader
 
 _HOMES = {
     "Parameters": "sparkdl.tune.parameters",
@@ -24,18 +25,17 @@ if TYPE_CHECKING:
     from sparkdl.tune.searching import search
 
 
+_load = loader(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
-    try:
-        with warnings.catch_warnings():
-            # In a notebook without ipywidgets: of Optuna's progress bars, which a search does not use.
-            warnings.filterwarnings("ignore", "IProgress not found")
-            return getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "optuna":
-            raise
-        raise ModuleNotFoundError(
-            f"sparkdl.tune.{name} needs optuna. Install it: pip install 'sparkdl-keras[tune]'", name="optuna"
-        ) from error
+    with warnings.catch_warnings():
+        # In a notebook without ipywidgets: of Optuna's progress bars, which a search does not use.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        return _load(name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

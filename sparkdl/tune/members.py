@@ -1,13 +1,7 @@
-"""The members of an ensemble, trained at the same time by fits with a worker each.
-
-Fits of one driver may run side by side: each has its own endpoint, and takes its own slots. A thread of the
-driver follows each of them.
-"""
+"""The members of an ensemble, which are trained at the same time."""
 
 from __future__ import annotations
 
-import copy
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,20 +11,15 @@ import numpy as np
 from pyspark import RDD
 
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.core.validation import whole_number
 from sparkdl.data.arrays import array_of, is_array
-from sparkdl.driver.epochs import check_callbacks
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import checks
-from sparkdl.modeling.keras_settings import alone
 from sparkdl.modeling.keras_types import Model
-from sparkdl.process import interrupts
 from sparkdl.spark.application import application_of
+from sparkdl.tune.side_by_side import own_callbacks, run_threads, seeded, settings_of
 from sparkdl.ui.history import History
 
-DEFAULTS: dict[str, Any] = {"num_workers": 1, "dashboard": False}  # of the members' SparkModels
 OF_ONE_FIT = "checkpoint", "resume"  # arguments of fit that several fits cannot share
-POLL_SECONDS = 0.1
 
 
 class Rows(NamedTuple):
@@ -76,21 +65,18 @@ def train(
             f"{shared[0]} is for one fit; got an ensemble of {len(seeds)} fits. Leave it out, or fit the "
             "members one by one and pass them to sparkdl.Ensemble."
         )
-    settings = DEFAULTS | dict(training.settings)
-    workers = whole_number("num_workers", settings["num_workers"])
-    settings.setdefault("frequency", "epoch" if workers == 1 else "batch")  # one has nobody to exchange with
+    settings = settings_of(training.settings)
     if training.bootstrap:
         _require_samples(rows)
     cluster = application_of(getattr(rows.x, "sparkSession", None))
-    at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // workers)
-    callbacks = check_callbacks(training.fit.get("callbacks"))
+    at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // settings["num_workers"])
+    own_callbacks(training.fit.get("callbacks"))  # refuses those that cannot be copied
     members = [SparkModel(built(build, seed), **settings) for seed in seeds]
 
     def fit(place: int) -> History:
         seed, options = seeds[place], dict(training.fit)
         own = resampled(rows, seed) if training.bootstrap else rows
-        # Copies, because each fit needs callbacks of its own.
-        options["callbacks"] = [copy.copy(callback) for callback in callbacks]
+        options["callbacks"] = own_callbacks(options.get("callbacks"))
         return members[place].fit(**own._asdict(), **{"verbose": 0, "seed": seed} | options)
 
     def stop() -> None:
@@ -104,14 +90,10 @@ def train(
 def built(build: Callable[[], Model], seed: int) -> Model:
     """Return the model of a function, with initial weights that a seed determines.
 
-    Keras's initializers and layers without a seed of their own draw it from Python's random generator.
-
     Raises:
         ModelError: the function does not return a compiled Keras model.
     """
-    with alone():
-        random.seed(seed)
-        np.random.seed(seed)
+    with seeded(seed):
         model = build()
     checks.require_compiled(model)
     return model
@@ -144,30 +126,21 @@ def side_by_side(
                 error.add_note(f"Member {place} of the ensemble failed, so no member was trained further.")
                 errors.append(error)
 
-    threads = [cluster.thread(work, f"sparkdl-member-{k}") for k in range(min(at_once, len(calls)))]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            _join(threads)
-            interrupts.check()
-            if errors:
-                stop()
-    except BaseException:
+    def end() -> None:
         left.clear()
-        with interrupts.held():
-            while any(thread.is_alive() for thread in threads):
-                stop()
-                _join(threads)
-        raise
+        stop()
+
+    run_threads(
+        cluster,
+        work,
+        min(at_once, len(calls)),
+        name="sparkdl-member",
+        stop=end,
+        failed=lambda: bool(errors),
+    )
     if errors:
         raise errors[0]
     return results
-
-
-def _join(threads: Sequence[Any]) -> None:
-    """Wait a moment for the first thread that still runs."""
-    next((thread for thread in threads if thread.is_alive()), threads[0]).join(POLL_SECONDS)
 
 
 def resampled(rows: Rows, seed: int) -> Rows:

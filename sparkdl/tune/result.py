@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import keras
     import pandas as pd
 
-REPEATS = "repeats"  # the attribute of a trial with the number of the one that it repeats
+REPEATS = "repeats"  # a trial attribute: the number of the interrupted or lost trial that it repeats
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 FIGURES = {
     "history": "plot_optimization_history",

@@ -28,6 +28,7 @@ from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.parameters import size_of, space_of
 from sparkdl.tune.result import SearchResult
+from sparkdl.tune.side_by_side import settings_of
 from sparkdl.tune.study import direction_of, make_study
 from sparkdl.tune.study_run import StudyRun
 from sparkdl.tune.trials import TrialRunner
@@ -100,9 +101,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             time may use a study. An ``optuna.Study`` is used as it is; ``sampler`` and ``pruner`` replace its
             own if they are given.
         study_name: the name of the study in the storage.
-        seed: the seed of the sampler, of the order of rows, and (with the trial's number) of Keras, NumPy and
-            Python before each call of ``build``. With several trials at a time, what the sampler knows still
-            depends on which trials end first.
+        seed: the seed of the sampler, of the order of rows and, with the trial's number, of the initial
+            weights. With several trials at a time, the sampler's choices still depend on which trials end
+            first.
         keep: the number of best models to keep.
         directory: a folder for the best models, which a resumed search needs: a local path or a URI. The
             models of a study are in a folder of its name there.
@@ -218,8 +219,7 @@ def _settings(given: Mapping[str, Any] | None, workers: int) -> dict[str, Any]:
         ConfigError: a setting is unknown, or ``workers`` is not a whole number of at least 1.
     """
     whole_number("workers_per_trial", workers)
-    settings = {"dashboard": False, "frequency": "epoch" if workers == 1 else "batch"}
-    return settings | _known("settings", SparkModel.__init__, given or {}) | {"num_workers": workers}
+    return settings_of(_known("settings", SparkModel.__init__, given or {}) | {"num_workers": workers})
 
 
 def _known(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 from optuna import Study, Trial
@@ -11,16 +10,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.driver.display.progress import Display, value_text
 from sparkdl.errors import SearchError, SparkDLError
-from sparkdl.process import interrupts
-from sparkdl.process.interrupts import Cleanup
 from sparkdl.process.reasons import reason_of
 from sparkdl.spark.application import SparkApplication
 from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.result import REPEATS, repeated_trials
+from sparkdl.tune.side_by_side import run_threads
 from sparkdl.tune.trials import Outcome, TrialRunner
 
-POLL_SECONDS = 0.1
-STOP_SECONDS = 60.0  # that the fits of a search that ends early may take to end
 RECORDED = "results", "best_epoch", "reason", "traceback"  # of an outcome, as attributes of the trial
 FAILURES = 3  # trials that may fail before the first one succeeds
 SECOND = "second try"  # the attribute of a trial that repeats one whose executor was lost
@@ -68,18 +64,21 @@ class StudyRun:
             SearchError: no trial succeeded, or the storage failed.
             ConfigError: the metric is not a result of an epoch.
         """
-        started = [cluster.thread(self._work, f"sparkdl-trials-{index}") for index in range(threads)]
-        with Cleanup() as stack:
-            # A sampler calls this method of the study when it has tried its whole grid.
-            self.study.stop = self._exhaust  # type: ignore[method-assign]
-            stack.callback(delattr, self.study, "stop")
+        # A sampler calls this method of the study when it has tried its whole grid.
+        self.study.stop = self._exhaust  # type: ignore[method-assign]
+        try:
             self._resume()
-            stack.callback(self._stop, started)
-            for thread in started:
-                thread.start()
-            while any(thread.is_alive() for thread in started):
-                self.runner.builds.serve(POLL_SECONDS)
-                interrupts.check()
+            run_threads(
+                cluster,
+                self._work,
+                threads,
+                name="sparkdl-trials",
+                stop=self._stop,
+                failed=lambda: self.error is not None,
+                idle=self.runner.builds.serve,
+            )
+        finally:
+            del self.study.stop
         if self.error is not None:
             raise self.error
         if not self._succeeded:
@@ -89,16 +88,12 @@ class StudyRun:
                 else "No trial succeeded."
             )
 
-    def _stop(self, threads: list[threading.Thread]) -> None:
-        """End the fits that are under way, and wait for their threads."""
+    def _stop(self) -> None:
+        """Begin no more trials, and end the fits that are under way."""
         self.runner.stopping.set()
         self.runner.builds.close()
-        deadline = time.monotonic() + STOP_SECONDS
-        for thread in threads:
-            while thread.is_alive() and (left := interrupts.limited(deadline - time.monotonic())) > 0:
-                for model in tuple(self.runner.running.values()):
-                    model.stop_training = True
-                thread.join(min(POLL_SECONDS, left))
+        for model in tuple(self.runner.running.values()):
+            model.stop_training = True
 
     def _work(self) -> None:
         """Run one trial after the other, in a thread."""
@@ -113,9 +108,7 @@ class StudyRun:
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
-        self.runner.stopping.set()
-        for model in tuple(self.runner.running.values()):
-            model.stop_training = True
+        self._stop()
 
     def _next(self) -> Trial | None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import numbers
 import queue
@@ -10,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ from sparkdl.errors import ClusterError, ConfigError, SparkDLError, WorkerLostEr
 from sparkdl.modeling import keras_internals
 from sparkdl.process.reasons import reason_of
 from sparkdl.tune.parameters import Parameters
+from sparkdl.tune.side_by_side import own_callbacks, seeded
 
 # Arguments of a fit that leave the rows of each worker as they are.
 SAME_ROWS = {"batch_size", "epochs", "callbacks", "validation_batch_size", "validation_freq"}
@@ -234,7 +234,7 @@ class TrialRunner:
             raise ConfigError("build returned a model, but there is no data to train it on. Pass data=.")
         self.running[trial.number] = model
         arguments = self.fit_arguments | dict(own)
-        arguments["callbacks"] = [*_copies(arguments.get("callbacks")), report]
+        arguments["callbacks"] = [*own_callbacks(arguments.get("callbacks")), report]
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
             fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
@@ -263,30 +263,13 @@ class TrialRunner:
 
     def _built(self, parameters: Parameters) -> Any:
         """Return the result of the user's function, with reproducible weights and names."""
-        if self.seed is not None:
-            keras.utils.set_random_seed(self.seed + parameters.trial.number)
-        with keras_internals.names_from(self.names):
+        seed = nullcontext() if self.seed is None else seeded(self.seed + parameters.trial.number)
+        with seed, keras_internals.names_from(self.names):
             return self._called(parameters)
 
     def _called(self, parameters: Parameters) -> Any:
         build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build
         return build(**parameters.values) if self.spread else build(parameters)
-
-
-def _copies(callbacks: Any) -> list[Any]:
-    """Return copies of the user's callbacks, since each holds the model of one trial.
-
-    Raises:
-        ConfigError: one cannot be copied.
-    """
-    given = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
-    try:
-        return [copy.deepcopy(each) for each in given]
-    except Exception as error:
-        raise ConfigError(
-            f"callbacks should be copyable, because each trial gets a copy; {reason_of(error)}. Return the "
-            'callback from build instead: return model, {"callbacks": [...]}.'
-        ) from error
 
 
 def _is_number(value: object) -> bool:
