@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 from sparkdl.config import Scaling
+from sparkdl.core.directions import is_better_larger
 from sparkdl.core.validation import choose, one_of, text, whole_number
 from sparkdl.core.vectors import Array
 from sparkdl.errors import ConfigError
@@ -143,7 +144,7 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
         start: the epoch whose weights are the first in the mean, counted from 0. Choose one from which on the
             results hardly improve, and keep the learning rate up.
         monitor: the result of the validation rows that is compared, such as "val_accuracy".
-        mode: "min" if less is better, "max" if more is; "auto" is "min" for losses and errors, else "max".
+        mode: "min" if less is better, "max" if more is; "auto" follows from the name of the result.
 
     Attributes:
         averaged: after training, whether the model has the mean.
@@ -161,7 +162,12 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
                 f'monitor should be a result of the validation rows, such as "val_loss"; got {monitor!r}.'
             )
         if one_of("mode", mode, ("auto", "min", "max")) == "auto":
-            mode = "min" if any(word in monitor for word in ("loss", "error")) else "max"
+            larger = is_better_larger(monitor)
+            if larger is None:
+                raise ConfigError(
+                    f'Whether a smaller {monitor} is better is not known. Set mode="min" or "max".'
+                )
+            mode = "max" if larger else "min"
         self.mode, self.averaged = mode, False
         self._forget()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from optuna.samplers import (
 )
 from optuna.storages import BaseStorage
 
+from sparkdl.core.directions import is_better_larger
 from sparkdl.core.validation import one_of
 from sparkdl.errors import ConfigError
 from sparkdl.process.reasons import reason_of
@@ -42,9 +42,6 @@ PRUNERS: dict[str, Callable[[int], BasePruner]] = {
     "hyperband": lambda epochs: HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3),
     "none": lambda epochs: NopPruner(),
 }
-# Words in the names of metrics of which a smaller or a larger value is better.
-SMALLER = {"loss", "error", "mse", "mae", "rmse", "mape", "msle", "perplexity", "divergence", "crossentropy"}
-LARGER = {"acc", "accuracy", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "score", "similarity"}
 
 
 def direction_of(metric: str, direction: str | None) -> Literal["minimize", "maximize"]:
@@ -60,14 +57,12 @@ def direction_of(metric: str, direction: str | None) -> Literal["minimize", "max
     if direction is not None:
         one_of("direction", direction, ("minimize", "maximize"))
         return "maximize" if direction == "maximize" else "minimize"
-    words = set(re.split(r"_|\d+$", metric)) | {metric.removeprefix("val_")}
-    if words & SMALLER:
-        return "minimize"
-    if words & LARGER:
-        return "maximize"
-    raise ConfigError(
-        f'Whether a smaller {metric} is better is not known. Set direction="minimize" or "maximize".'
-    )
+    larger = is_better_larger(metric)
+    if larger is None:
+        raise ConfigError(
+            f'Whether a smaller {metric} is better is not known. Set direction="minimize" or "maximize".'
+        )
+    return "maximize" if larger else "minimize"
 
 
 def make_study(

@@ -107,3 +107,16 @@ def test_settings_that_mean_nothing_are_refused(make, message):
     """Invalid settings are refused by name, with the valid range."""
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"), [("val_mae", "min"), ("val_accuracy", "max"), ("val_loss", "min")]
+)
+def test_the_direction_of_a_result_follows_from_its_name(monitor, mode):
+    """With "auto" errors are better if smaller and scores if larger; other names need a mode."""
+    assert mode == AverageWeights(1, monitor).mode
+    with pytest.raises(
+        ConfigError, match='Whether a smaller val_mine is better is not known. Set mode="min"'
+    ):
+        AverageWeights(1, "val_mine")
+    assert "max" == AverageWeights(1, "val_mine", "max").mode
