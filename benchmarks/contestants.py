@@ -204,7 +204,7 @@ def plain(spec: Spec) -> dict:
     """Run ``model.fit`` in this process, on the cores it was given.
 
     Keras is imported and the model is made before the clock starts, as on sparkdl's driver. In a gated
-    process, such as one of the ceiling, which stands for a worker, they are part of the first fit.
+    process, such as those of the ceiling, both are part of the first fit: such a process stands for a worker.
     """
     (x, y), test = load(spec)
     made = functools.cache(lambda: initial(spec))

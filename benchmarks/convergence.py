@@ -387,8 +387,8 @@ def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
 def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
     """Return the combinations that fell short, each with its worst problem, in the order of ``Shortfall``.
 
-    A default falls short if five seeds miss its bar, a named rule if the one seed of the pilot lies a point
-    or more below plain Keras. Either falls short if a run diverged.
+    A default falls short if its five seeds miss the bar. A named rule falls short if the single seed of the
+    pilot is at least one point below plain Keras. Both fall short if a run diverged.
     """
     found: dict[tuple, tuple] = {}
     settings = {replace(case, seed=0) for case in answers if case.mode != "plain" and not case.rate}

@@ -1,13 +1,13 @@
-"""An ensemble of five compared with its members: accuracy on Fashion-MNIST, and the time of ``transform``.
+"""Compare an ensemble of five models with its members: accuracy on Fashion-MNIST, time of ``transform``.
 
-``Ensemble.fit`` trains five replicas of a CNN on the first training images. They are compared, on the test
-images, with the mean of their outputs, the majority of their votes, and a mean whose weights are learned on
-further training images (``Ensemble.stack``). The best member is the one that is best on the test images,
-which favours it.
+``Ensemble.fit`` trains five replicas of a CNN on the first training images. Their accuracy on the test images
+is compared with that of three ensembles: the mean of their outputs, the majority of their votes, and a mean
+whose weights are learned on further training images (``Ensemble.stack``). The best member is selected on the
+same test images, so the comparison favours it.
 
-Then the ensemble transforms a cached DataFrame of the test images, repeated, in turns with its members, each
-of which needs a pass over the rows of its own. A turn compares one ``transform`` of the ensemble with the sum
-of its members' times.
+Then the ensemble and each member transform a cached DataFrame, which repeats the test images. Each member
+needs its own pass over the rows. Each turn compares the time of the ensemble with the sum of its members'
+times.
 
     python benchmarks/ensembles.py --data FASHION_MNIST_FOLDER --results benchmarks/RESULTS.md
 """
@@ -39,12 +39,12 @@ def build():
 
 
 def accuracy(model, x, y) -> float:
-    """Return the share of images of which a model predicts the class."""
+    """Return the share of images that a model classifies correctly."""
     return float((model.predict(x, batch_size=BATCH, verbose=0).argmax(axis=1) == y).mean())
 
 
 def compare_accuracy(train, held_out, test, options):
-    """Return a line per seed, whether each ensemble beat its best member, and the last ensemble."""
+    """Return a table row for each seed, whether each ensemble beat its best member, and the last ensemble."""
     from sparkdl import Ensemble
 
     lines, won = [], []
@@ -65,14 +65,14 @@ def compare_accuracy(train, held_out, test, options):
 
 
 def _scored(model):
-    """Return a copy of a member, compiled as it was when it was trained."""
+    """Return a copy of a member, compiled as for its training."""
     copy = build()
     copy.set_weights(model.get_weights())
     return copy
 
 
 def compare_times(ensemble, frame, count: int, rounds: int):
-    """Return the lines of the ensemble and its members, with the rows per second of each."""
+    """Return table rows: the time of all members, that of the ensemble, and its rows per second."""
     from sparkdl.ml import KerasTransformer
 
     def transformed(model):

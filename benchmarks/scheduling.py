@@ -1,8 +1,8 @@
-"""The mean completion time of a hundred jobs: the scheduler compared with first come, first served.
+"""Compare the mean completion time of a hundred jobs: the scheduler, and first come, first served.
 
-The queues are simulated with the scheduler's own policy, so that the table is arithmetic and the same on any
-machine. The lengths of the jobs are log-normal, a few of them far longer than the others, as in the traces of
-Tiresias (Gu et al., NSDI 2019). ``--real`` also runs three fits on two slots and prints what happened.
+The queues are simulated with the scheduler's own policy, so the table is the same on any machine. The lengths
+of jobs are log-normal: a few jobs are far longer than the others, as in the traces of Tiresias (Gu et al.,
+NSDI 2019). ``--real`` also runs three fits on two slots and prints their times.
 
     python benchmarks/scheduling.py --results benchmarks/RESULTS.md
 """
@@ -19,9 +19,9 @@ from harness import table, verdict
 from sparkdl.scheduling.policy import Policy
 from sparkdl.scheduling.simulation import Outcome, SimulatedJob, simulate
 
-SLOTS, BAR, OVERHEAD = 8, 0.7, 10.0  # seconds of a start, also after a pause
+SLOTS, BAR, OVERHEAD = 8, 0.7, 10.0  # OVERHEAD: seconds per start, also after a pause
 EPOCHS, SPREAD = 8.0, 1.2  # the median and the sigma of the log-normal number of epochs
-SECONDS = 20.0, 90.0  # of an epoch
+SECONDS = 20.0, 90.0  # the shortest and the longest epoch
 WORKERS = 1, 1, 1, 2, 2, 4
 LOADS = {"0.7": 0.7, "1": 1.0, "1.3": 1.3, "all at once": math.inf}
 FIRST_COME = {"time_slice": math.inf, "aging": math.inf}
@@ -32,7 +32,7 @@ def hundred_jobs(seed: int, load: float = 1.0) -> list[SimulatedJob]:
 
     Args:
         seed: the seed of their lengths, slots and arrivals.
-        load: the slot-seconds that arrive per second, as a part of the slots; infinity: all arrive at once.
+        load: the slot-seconds of work that arrive per second and slot; infinity: all jobs arrive at once.
     """
     draw, arrival, jobs = random.Random(seed), 0.0, []
     mean = EPOCHS * math.exp(SPREAD**2 / 2) * statistics.fmean(SECONDS) * statistics.fmean(WORKERS)
@@ -55,12 +55,12 @@ def run(jobs: list[SimulatedJob], **settings: object) -> list[Outcome]:
 
 
 def mean_completion(outcomes: list[Outcome]) -> float:
-    """Return the mean seconds from the arrival to the end."""
+    """Return the mean time from arrival to end, in seconds."""
     return statistics.fmean(found.completion for found in outcomes)
 
 
 def known(jobs: list[SimulatedJob]) -> list[SimulatedJob]:
-    """Return jobs whose seconds per epoch the policy knows from the start."""
+    """Return the same jobs, with their true seconds per epoch as the estimate of the policy."""
     return [replace(job, seconds=job.true_seconds) for job in jobs]
 
 
@@ -111,7 +111,7 @@ def section(queues: int) -> str:
 
 
 def real() -> str:
-    """Run three fits on two slots, the last one urgent; return a table of what happened."""
+    """Run three fits on two slots, the last one urgent; return a table of their times."""
     import time
 
     import keras

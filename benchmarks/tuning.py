@@ -1,6 +1,6 @@
-"""Compare searches for hyper-parameters: asynchronous halving with random search, one slot with two, MLflow.
+"""Measure ``tune.search``: asynchronous halving, two slots instead of one, and MLflow's study on Spark.
 
-Fashion-MNIST, a multilayer perceptron, trials of one worker.
+Each trial trains a multilayer perceptron on Fashion-MNIST with one worker.
 
     python benchmarks/tuning.py --data DATA_FOLDER --results benchmarks/RESULTS.md
 """
@@ -53,7 +53,7 @@ def searched(data, held, **options):
 
 
 def halving(data, held):
-    """Return rows of the table that compares asynchronous halving with random search, and the verdicts."""
+    """Return a table that compares asynchronous halving with random search, and the verdicts."""
     rows, epochs, lost = [], [], []
     for seed in range(SEEDS):
         found = {}
@@ -99,13 +99,13 @@ def of_mlflow(data, held, uri):
 
 
 def equal(data, held):
-    """Return rows of the table of equal trials on one slot, on two, and in MLflow's study; the verdicts."""
+    """Return a table of equal trials on one slot, on two slots and in MLflow's study, and the verdicts."""
     space = {"units": [64], "rate": [0.05], "drop": [0.2]}
     options = {"space": space, "num_trials": EQUAL, "epochs": SHORT, "pruner": "none", "sampler": "random"}
     seconds = {"one slot": [], "two slots": [], "MLflow on two slots": []}
     with tempfile.TemporaryDirectory() as folder:
         uri = f"sqlite:///{folder}/mlflow.db"
-        of_mlflow(data, held, uri)  # starts the processes
+        of_mlflow(data, held, uri)  # warm-up: starts the processes
         searched(data, held, **options)
         for turn in range(TURNS):
             for name, run in (
@@ -131,9 +131,10 @@ def equal(data, held):
 
 
 def starts_of(data, held, options):
-    """Return the seconds that each trial of a shape takes beside its epochs, after the first two.
+    """Return the overhead of a trial beyond its epochs, in seconds, once per turn.
 
-    Trials of one and of two epochs alternate; twice the time of the first less that of the second is left.
+    Searches of one epoch and of two epochs alternate. The overhead is twice the time of a trial of one epoch
+    minus the time of a trial of two epochs. The first two trials of each search are left out.
     """
     rounds = []
     for _ in range(TURNS):

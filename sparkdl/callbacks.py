@@ -129,21 +129,21 @@ class LearningRateWarmup(LearningRateFactor):
 
 
 class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
-    """Average the weights of the ends of epochs (SWA, Izmailov et al., 2018), if that does not harm.
+    """Average the weights at the ends of epochs (SWA, Izmailov et al., 2018), if the mean is no worse.
 
-    From epoch ``start`` on, the validation rows are evaluated with the mean of the weights so far, so their
-    results are those of the mean. Training goes on with its own weights. At the end of training the model
-    gets the last mean that was evaluated, if its result is no worse than the best one before: that of the
-    epochs up to ``start``, which are evaluated with their own weights. Otherwise the model keeps the weights
-    of training, and a warning is logged. Without validation rows it gets the mean.
+    From epoch ``start`` on, validation uses the mean of the weights so far. Training itself continues without
+    averaging. At the end of training the model gets the last mean that was evaluated, if its result is no
+    worse than the best result of the epochs up to ``start``, which are evaluated with their own weights.
+    Otherwise the model keeps the weights of training, and a warning is logged. Without validation rows it
+    gets the mean.
 
     Moving statistics, such as those of BatchNormalization, are averaged too. The results show whether they
     still suit the weights.
 
     Args:
-        start: the epoch whose weights are the first in the mean, counted from 0. Choose one from which on the
-            results hardly improve, and keep the learning rate up.
-        monitor: the result of the validation rows that is compared, such as "val_accuracy".
+        start: the epoch whose weights are the first in the mean, counted from 0. Choose an epoch after which
+            the results hardly improve, and keep the learning rate high.
+        monitor: the validation result to compare, such as "val_accuracy".
         mode: "min" if less is better, "max" if more is; "auto" follows from the name of the result.
 
     Attributes:
@@ -201,7 +201,7 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
         self._trained = None
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count the epoch's weights, if there was no evaluation, and store the result of one.
+        """Count the epoch's weights if there was no evaluation; otherwise store its result.
 
         Raises:
             ConfigError: the validation rows have no result of the name ``monitor``.
@@ -219,7 +219,7 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
             self._plain = float(result)
 
     def _count_weights(self) -> None:
-        """Add the model's weights to the mean, once per epoch; numbers that are not floats are replaced."""
+        """Add the model's weights to the mean, once per epoch; whole numbers are replaced instead."""
         if self._counted or self._epoch < self.start:
             return
         self._counted, weights = True, self.model.get_weights()
@@ -259,7 +259,7 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _in_full(weight: Array) -> Array:
-    """Return a weight in single precision at least, since the mean of many would lose digits in half."""
+    """Return a weight in at least single precision, since a mean in half precision would lose digits."""
     return weight.astype(np.float32) if weight.dtype.name in ("float16", "bfloat16") else weight
 
 

@@ -1,9 +1,9 @@
 """Layers that combine the outputs of an ensemble's members.
 
 They are registered with Keras, so a model that contains them is saved and loaded as any other. A process that
-loads such a file with Keras alone has to import this module first; ``modeling.serialization`` does.
+loads such a file with Keras alone has to import this module first, as ``modeling.serialization`` does.
 
-All of them add the members one by one, in their order. So every backend, and every process, gets the same
+All layers add the members one by one, in their order. So every backend and every process computes the same
 bits from the same outputs.
 """
 
@@ -37,7 +37,7 @@ class Vote(keras.layers.Layer):  # type: ignore[misc]
         """Return the combined output.
 
         Args:
-            outputs: the output of each member, all of the same shape, which the result has too.
+            outputs: the output of each member. All have the same shape, and so does the result.
         """
         if self.voting == "hard":
             outputs = [self._vote(output) for output in outputs]
@@ -101,7 +101,7 @@ class LearnedShares(keras.layers.Layer):  # type: ignore[misc]
 
 
 def weighted_sum(outputs: Iterable[Any], weights: Iterable[Any]) -> Any:
-    """Return the sum of products of outputs and weights, added in their order."""
+    """Return the weighted sum of outputs, which are added in their order."""
     first, *others = (output * weight for output, weight in zip(outputs, weights, strict=True))
     for each in others:
         first = first + each

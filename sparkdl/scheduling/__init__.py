@@ -1,4 +1,4 @@
-"""Several fits of one Spark application: priorities, fair shares, pauses at epoch ends, back-fill."""
+"""Run several fits in one Spark application: priorities, fair shares, pauses at epoch ends, back-fill."""
 
 from __future__ import annotations
 

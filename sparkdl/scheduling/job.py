@@ -34,11 +34,11 @@ ENDED = State.FINISHED, State.FAILED, State.CANCELLED
 
 
 class Job:
-    """A fit that was submitted to a ``Scheduler``, which makes the jobs.
+    """A fit that was submitted to a ``Scheduler``; ``Scheduler.submit`` creates it.
 
     Attributes:
         name: the name.
-        slots: the number of slots that it needs, its ``num_workers``.
+        slots: the number of slots that it needs, which is its ``num_workers``.
         epochs: the number of epochs of the fit, those before ``initial_epoch`` included.
         epochs_done: the number of epochs that have ended, counted in the same way.
         priority: the priority.
@@ -67,7 +67,7 @@ class Job:
         self.spark_model: SparkModel = fit.spark_model
         self.thread: threading.Thread | None = None
         self.cancelling, self.raised = False, False
-        self.tag = f"scheduled-{uuid.uuid4().hex}"  # of its Spark jobs
+        self.tag = f"scheduled-{uuid.uuid4().hex}"  # the tag of its Spark jobs
         self._changed, self._cancel = changed, cancel
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Job:
             timeout: the maximum number of seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: the job has not ended in this time; it goes on.
+            TimeoutError: the job has not ended in this time; it keeps running.
             ClusterError: the job was cancelled.
             SparkDLError: the fit failed, with the error of ``SparkModel.fit``.
         """
@@ -120,7 +120,7 @@ class Job:
     def cancel(self) -> None:
         """End the job now. Its model has the weights of its last merge. A job that has ended stays as it is.
 
-        The call waits until the fit has ended, up to 30 s. In a callback of the job itself it does not wait,
-        and the job ends before its next epoch.
+        The call waits up to 30 s until the fit has ended. If a callback of the job itself makes the call, it
+        does not wait, and the job ends before its next epoch.
         """
         self._cancel(self)

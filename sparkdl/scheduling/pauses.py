@@ -1,8 +1,8 @@
-"""A fit that can be paused at the end of an epoch, and continues as if it had not been.
+"""A fit that can be paused at the end of an epoch, and resumed later.
 
-A pause is an exception of the first callback, at the beginning of the next epoch. ``fit`` then completes the
-checkpoint of the last epoch, and the next call of ``fit`` resumes from it. ``stop_training`` would not do: a
-fit that was stopped counts as complete, and its checkpoint says so.
+To pause a fit, its first callback raises an exception at the beginning of the next epoch. ``fit`` then
+completes the checkpoint of the last epoch, and the next call of ``fit`` resumes from it. ``stop_training`` is
+not suitable: a fit that it ends counts as complete, also in its checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sparkdl.ui.history import History
 ON_TRAIN_BEGIN = "on_train_begin"
 
 
-class Paused(Exception):  # noqa: N818 - it is no error
-    """A fit was paused; its checkpoint folder has all that it needs to continue."""
+class Paused(Exception):  # noqa: N818 - it is not an error
+    """A fit was paused; its checkpoint folder has everything that it needs to resume."""
 
 
 class Gate(keras.callbacks.Callback):  # type: ignore[misc]
@@ -33,8 +33,8 @@ class Gate(keras.callbacks.Callback):  # type: ignore[misc]
 
     Attributes:
         ended: a function that gets the number of epochs done, at the end of each epoch.
-        may_train: a function that returns whether the next epoch may begin, given whether it is the first
-            one since the start or the last pause.
+        may_train: a function that returns True if the next epoch may begin. Its argument is True if this
+            epoch is the first one since the start or the last pause.
         expected: the number of the next epoch, from 0; None before the first one.
         first: whether no epoch has begun since the start or the last pause.
     """
@@ -47,7 +47,7 @@ class Gate(keras.callbacks.Callback):  # type: ignore[misc]
         self.first = True
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Note that the next epoch is the first one since the start or the last pause."""
+        """Record that the next epoch is the first one since the start or the last pause."""
         self.first = True
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
@@ -133,12 +133,12 @@ class PausableFit:
 
 @contextmanager
 def begun(callbacks: Iterable[Callback]) -> Iterator[None]:
-    """Keep callbacks from beginning again in a ``with`` block.
+    """Keep the state of callbacks: ignore ``on_train_begin`` in a ``with`` block.
 
-    In ``on_train_begin`` an EarlyStopping forgets its count, and a CSVLogger empties its file.
+    In ``on_train_begin``, EarlyStopping resets its count, and CSVLogger empties its file.
     """
     callbacks = list({id(callback): callback for callback in callbacks}.values())
-    own = [vars(callback).get(ON_TRAIN_BEGIN) for callback in callbacks]  # LambdaCallback has one
+    own = [vars(callback).get(ON_TRAIN_BEGIN) for callback in callbacks]  # LambdaCallback sets one
     for callback in callbacks:
         setattr(callback, ON_TRAIN_BEGIN, _do_nothing)
     try:

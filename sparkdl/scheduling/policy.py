@@ -5,18 +5,18 @@ benchmark simulate days of a queue with the code that ``Scheduler`` runs.
 
 Jobs are ranked by
 
-1. their level: the priority, and one more for every ``aging`` seconds that they have waited;
+1. their level: the priority, plus one for every ``aging`` seconds that they have waited;
 2. the use of their share: the slot-seconds of its jobs divided by its weight, in whole time slices. A share
-   that returns after a pause begins with the use of the least served one, as a process that wakes up does
+   that gets jobs again starts with at least the use of the least served share, like a process that wakes up
    in Linux's Completely Fair Scheduler;
 3. their own slot-seconds so far, in queues that double: [0, 1), [1, 3), [3, 7), ... time slices. This is the
    discretized two-dimensional least attained service of Tiresias (Gu et al., NSDI 2019). It needs no
    estimate of a job's length, and lets short jobs pass long ones;
 4. the order of their arrival.
 
-The first job that does not fit beside the jobs before it is the head. The jobs behind it may use the slots
-that are left only if that does not delay the head: EASY back-fill (Lifka, 1995), also that of Slurm, on
-epochs instead of whole jobs.
+The first job that does not fit beside the jobs before it is the head. The jobs behind it may use the leftover
+slots only if this does not delay the head. This is EASY back-fill (Lifka, 1995), which Slurm uses too,
+applied to epochs instead of whole jobs.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Entry:
         arrival: the time of its arrival.
         since: the time since which it runs or waits.
         epochs: the number of epochs left.
-        seconds: the seconds of its last epoch; before its end the estimate; None if both are unknown.
+        seconds: the seconds of its last epoch; the estimate before an epoch has ended; None if unknown.
         running: whether it holds its slots.
         began: the time at which its epoch began, if it runs.
         counted: the time up to which its service is counted, if it runs.
-        service: the slot-seconds that it has run.
+        service: the slot-seconds that it has used.
         level: the level at which it was started.
     """
 
@@ -91,13 +91,13 @@ class Entry:
         return self.spec.slots
 
     def left(self, now: float) -> float:
-        """Return the least seconds until it has trained all of its epochs, as far as is known."""
+        """Return the seconds that its remaining epochs take; 0 if they are unknown."""
         if self.seconds is None:
             return 0.0
         return max(0.0, self.epochs * self.seconds - (now - self.began if self.running else 0.0))
 
     def is_bound_past(self, time: float, now: float) -> bool:
-        """Return True if it runs, and the epoch that it is in may end after a time."""
+        """Return True if it runs, and its current epoch may end after a time."""
         return (
             self.running and self.began < now and (self.seconds is None or self.began + self.seconds > time)
         )
@@ -129,16 +129,16 @@ class Policy:
         aging x (P - p + 1) + (N + 1) x (time_slice + 2 E) seconds,
 
     where N is the number of other jobs, and E the longest epoch with the start before it. After the first
-    term its level is above all priorities, and above the level of each job that began to wait later by that
-    time. Each of the N others then has at most one turn: it keeps the level of its start for a time slice,
-    and goes on to the end of an epoch.
+    term its level is above all priorities, and above the level of every job that began to wait at least that
+    much later. Each of the N others then has at most one turn: it keeps the level of its start for a time
+    slice, and then completes its epoch.
 
     Attributes:
         slots: the slots that running jobs share.
-        time_slice: the slot-seconds after which a job makes room for equals with less service. With
-            infinity, jobs of one priority run in the order of their arrival, and no bound holds.
+        time_slice: the slot-seconds after which a job makes room for jobs of its level with less service.
+            With infinity, jobs of one priority run in the order of their arrival, and no bound holds.
         aging: the seconds of waiting that count as much as one step of priority; may be infinity.
-        shares: the weights of shares by name; 1 for a share that has none.
+        shares: the weights of shares by name; 1 for a share that is not named.
         backfill: whether jobs may use slots that the head does not need yet.
         entries: the jobs by name.
         use: the weighted slot-seconds of each share.
@@ -204,21 +204,21 @@ class Policy:
         del self.entries[name]
 
     def level(self, entry: Entry, now: float) -> int:
-        """Return a job's level. A running job has that of its start for a time slice, then its priority."""
+        """Return a job's level; after a time slice, the level of a running job is its priority."""
         if entry.running:
             return entry.level if now - entry.since < self.time_slice else entry.spec.priority
         return entry.spec.priority + int((now - entry.since) / self.aging)
 
     def ranked(self, now: float) -> list[Entry]:
-        """Return the jobs, the first one first."""
+        """Return the jobs in the order of their rank."""
         self._count(now)
         return sorted(self.entries.values(), key=lambda entry: self._rank(entry, now))
 
     def decide(self, now: float) -> Decision:
         """Return the changes to make now.
 
-        Call it after every change, and apply ``start`` at once. ``pause`` holds for the jobs whose epoch
-        ends now; a later decision replaces it.
+        Call it after every change, and apply ``start`` at once. Pause the jobs in ``pause`` when their epoch
+        ends, unless a later decision replaces it.
         """
         kept: list[Entry] = []
         behind: list[Entry] = []
@@ -238,7 +238,7 @@ class Policy:
         while waiting and waiting[0].slots <= idle:
             idle -= waiting[0].slots
             start.append(waiting.pop(0))
-        if head is not None and self.backfill and not waiting:  # else a job needs all slots that get free
+        if head is not None and self.backfill and not waiting:  # else the waiting jobs need all free slots
             backfilled = self._backfilled(head, kept, behind, now)
         for entry in backfilled:
             if not entry.running and entry.slots <= idle:
@@ -276,7 +276,7 @@ class Policy:
         """Return the jobs behind the head that do not delay it, whichever of the kept jobs leave first."""
         free = self.slots - sum(entry.slots for entry in kept)
         missing = head.slots - free
-        sums = {0}  # the numbers of slots that some of the kept jobs have together
+        sums = {0}  # the number of slots of each subset of the kept jobs
         for entry in kept:
             sums |= {each + entry.slots for each in sums}
         spare = min(each for each in sums if each >= missing) - missing
@@ -295,7 +295,7 @@ class Policy:
         return found
 
     def _earliest(self, head: Entry, kept: list[Entry], missing: int, now: float) -> float:
-        """Return the earliest time at which kept jobs may have left ``missing`` slots to the head."""
+        """Return the earliest time at which kept jobs may have freed ``missing`` slots for the head."""
         freed = 0
         for leaves, slots in sorted((self._leaves(entry, head, now), entry.slots) for entry in kept):
             freed += slots
@@ -304,9 +304,9 @@ class Policy:
         return now
 
     def _leaves(self, entry: Entry, head: Entry, now: float) -> float:
-        """Return the earliest time at which a job before the head may leave: it is done, or outranked."""
+        """Return the earliest time at which a job before the head may be done or be outranked by the head."""
         times = [entry.left(now)]
-        if not head.running:  # until its level rises
+        if not head.running:  # until the head's level rises
             times.append(self.aging - (now - head.since) % self.aging)
         if math.isfinite(self.time_slice):
             limit = (2 ** (self._queue(entry) + 1) - 1) * self.time_slice
@@ -318,6 +318,6 @@ class Policy:
         return now + min(times)
 
     def _seconds_of_share(self, entry: Entry) -> float:
-        """Return the least seconds until a job's share has used one time slice more."""
+        """Return the least seconds until a job's share may have used up its current time slice."""
         left = self.time_slice - self.use[entry.spec.share] % self.time_slice
         return left * self.shares.get(entry.spec.share, 1.0) / self.slots

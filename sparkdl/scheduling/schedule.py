@@ -1,4 +1,4 @@
-"""The plan of a scheduler: a table of its jobs, which runs now, which is next, and when they should end."""
+"""The plan of a scheduler: a table of its jobs, with their states, their order and their expected times."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Schedule:
     """The jobs of a scheduler: running ones, then waiting ones in the order of their rank, then ended ones.
 
     It prints as a table, in a notebook as HTML. Expected times come from a simulation with the scheduler's
-    own policy, and assume that no job is added. They are unknown until an epoch has ended, and for jobs that
-    end after more than 10,000 epochs of all jobs.
+    own policy, which assumes that no job is added. They are unknown until the length of an epoch is known,
+    and for jobs that would end after 10,000 simulated epochs.
 
     Attributes:
         slots: the slots of the scheduler.
@@ -77,7 +77,7 @@ class Schedule:
 
 
 def _cells(row: ScheduleRow | None) -> tuple[str, ...]:
-    """Return the cells of a row as text; None: the titles."""
+    """Return the cells of a row as text, or the titles if the row is None."""
     if row is None:
         return "job", "state", "priority", "share", "slots", "epochs", "since", "starts in", "ends in"
     return (

@@ -1,8 +1,8 @@
 """The scheduler: a queue of fits that share the slots of one Spark application.
 
 Each job has a thread of its own on the driver, which waits until the policy starts the job, and then calls
-``SparkModel.fit``. There is no further thread: the policy decides when a job is submitted, has ended an
-epoch, is paused or ends, in the thread in which that happens, under one lock.
+``SparkModel.fit``. There is no further thread: the thread that submits a job, completes an epoch, or pauses
+or ends a job also applies the policy, under one lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _schedulers: WeakSet[Scheduler] = WeakSet()
 def cancel_all() -> None:
     """Cancel all jobs at the end of the program, which does not wait for their threads.
 
-    Otherwise the temporary folders of their checkpoints would be left.
+    Otherwise the temporary folders of their checkpoints would remain.
     """
     for scheduler in tuple(_schedulers):
         scheduler.cancel()
@@ -56,26 +56,27 @@ def cancel_all() -> None:
 class Scheduler:
     """A queue of fits that share the slots of this Spark application.
 
-    The rules are those of ``sparkdl.scheduling.policy``: a higher priority is first. Among equals the job
-    that has used the least slot-seconds is first, so that short jobs do not wait for long ones. A job makes
-    room at the end of an epoch, and continues later from a checkpoint; in synchronous modes with the same
-    bits. Waiting raises the priority, so that each job has its turn. Small jobs use slots that a large one
-    is still waiting for, if that does not delay it.
+    Jobs of a higher priority come first. Within a priority and share, jobs that have used fewer slot-seconds
+    come first, so short jobs do not wait for long jobs. A job makes room at the end of an epoch, and later
+    resumes from a checkpoint, in synchronous modes bit for bit. Waiting raises the level of a job, so each
+    job gets its turn. Small jobs may use slots that a large job is waiting for, if this does not delay it.
+    ``sparkdl.scheduling.policy`` has the exact rules.
 
-    As a context manager, it waits for all jobs at the end of the ``with`` block, and then raises the error
-    of the first one that failed. If the block ends with an exception, it cancels them. Jobs of a scheduler
-    without a ``with`` block are cancelled when the program ends.
+    As a context manager, it waits for all jobs at the end of the ``with`` block, and then raises the error of
+    the first job that failed. If the block ends with an exception, all jobs are cancelled. Jobs of a
+    scheduler without a ``with`` block are cancelled when the program ends.
 
     Args:
-        slots: the number of slots to use; None is all of the application's. Needed under dynamic allocation.
-        time_slice: the seconds on one slot after which a job makes room for equals that have used less; the
-            next slices are twice as long each.
+        slots: the number of slots to use; None: all slots of the application. Required under dynamic
+            allocation.
+        time_slice: the slot-seconds after which a job makes room for equally ranked jobs that have used
+            fewer; each further slice is twice as long.
         aging: the seconds of waiting that count as much as one step of priority.
         shares: the weights of shares by name; 1 for a share that is not named. A share of weight 2 gets
-            twice the slot-seconds of a share of weight 1 while both have jobs that wait.
+            twice the slot-seconds of a share of weight 1 while both have waiting jobs.
 
     Raises:
-        ConfigError: an argument is invalid, or there are fewer slots in the application.
+        ConfigError: an argument is invalid, or the application has fewer slots.
 
     Example:
         >>> with Scheduler() as scheduler:  # doctest: +SKIP
@@ -106,7 +107,7 @@ class Scheduler:
         """Return the number of slots to share.
 
         Raises:
-            ConfigError: the application has fewer, or their number varies.
+            ConfigError: the application has fewer, or their number varies and none was given.
         """
         if self._cluster.dynamic:
             if wanted is None:
@@ -172,11 +173,11 @@ class Scheduler:
             x: as in ``SparkModel.fit``.
             y: as in ``SparkModel.fit``.
             name: the name of the job; by default that of the Keras model, with a number if it is taken.
-            priority: a whole number; jobs of a higher priority are first.
-            share: the name of the share that the job belongs to, such as a team; jobs without one have a
-                share together.
-            seconds_per_epoch: an estimate, with which the job can back-fill before its first epoch has
-                ended; then the measured time of the last epoch counts.
+            priority: a whole number; jobs of a higher priority come first.
+            share: the name of the share that the job belongs to, such as a team; all jobs without one form a
+                share.
+            seconds_per_epoch: an estimate of the seconds of an epoch, for back-fill before the first epoch
+                has ended; after that the measured time of the last epoch counts.
             fit_arguments: the other arguments of ``SparkModel.fit``. ``verbose`` is 0 by default, since the
                 progress bars of several fits would overwrite each other. Without ``checkpoint``, a temporary
                 folder is used; with it, ``every`` should be "epoch".
@@ -206,7 +207,7 @@ class Scheduler:
                 share=share,
                 seconds=seconds_per_epoch,
             )
-            # A callback of a job may submit another one, whose thread inherits the tag of the first one.
+            # A job's callback may submit another job, whose thread inherits the tag of the first job.
             inherited = [j.tag for j in self._jobs.values() if j.thread is threading.current_thread()]
             job = self._jobs[spec.name] = self._make_job(spec, pausable, fit.epochs)
             self._policy.add(spec, time.monotonic())
@@ -217,7 +218,7 @@ class Scheduler:
         return job
 
     def plan(self) -> Schedule:
-        """Return the plan: a table of the jobs, which prints itself."""
+        """Return the plan, a table of the jobs that can be printed."""
         with self._changed:
             now, policy, pausing = time.monotonic(), copy.deepcopy(self._policy), self._pausing
             states = {name: (job.state, job.epochs_done) for name, job in self._jobs.items()}
@@ -246,7 +247,7 @@ class Scheduler:
 
     @short
     def wait(self) -> None:
-        """Wait for the end of all jobs, then raise the error of the first one that failed.
+        """Wait for the end of all jobs, then raise the error of the first job that failed.
 
         Errors that ``Job.result`` has raised are not raised again. Ctrl-C cancels all jobs.
 
@@ -288,7 +289,7 @@ class Scheduler:
                     self._pause(job)
                 else:
                     job.history = history
-                    if history.epoch:  # none may have ended here, after resume=True
+                    if history.epoch:  # empty if resume=True had nothing to train
                         job.epochs_done = history.epoch[-1] + 1
                     self._end(job, State.FINISHED)
         except BaseException as error:  # noqa: BLE001 - the user's callbacks may raise anything
@@ -335,13 +336,13 @@ class Scheduler:
             self._decide()
 
     def _end(self, job: Job, state: State, error: BaseException | None = None) -> None:
-        job.fit.close()  # before anyone who waits for the end goes on
+        job.fit.close()  # before a thread that waits for the end continues
         with self._changed:
             if job.done:
                 return
             job.state = state
             if state is State.FAILED and error is not None:
-                traceback.clear_frames(error.__traceback__)  # they would keep the data in memory
+                traceback.clear_frames(error.__traceback__)  # frames would keep the data in memory
                 job.error = error
                 logger.warning('The job "%s" failed; the others go on: %s', job.name, reason_of(error))
             else:
@@ -350,7 +351,7 @@ class Scheduler:
             self._decide()
 
     def _decide(self) -> None:
-        """Start the jobs that the policy starts, and note those that it pauses. The caller holds the lock."""
+        """Start the jobs that the policy starts, and record those to pause. The caller holds the lock."""
         now = time.monotonic()
         decision = self._policy.decide(now)
         for name in decision.start:
@@ -376,7 +377,7 @@ class Scheduler:
         while any(thread.is_alive() for thread in running) and time.monotonic() < deadline:
             for job in left:
                 if not job.done:
-                    self._cluster.cancel(job.tag)  # again: its Spark job may not have been submitted yet
+                    self._cluster.cancel(job.tag)  # repeated: a Spark job may be submitted late
             time.sleep(POLL_SECONDS)
 
     # Checks.
@@ -390,7 +391,8 @@ class Scheduler:
         """Return the number of slots that a model needs.
 
         Raises:
-            ConfigError: it is not a SparkModel, needs more slots than there are, or does not say how many.
+            ConfigError: it is not a SparkModel, its number of workers is missing or too large, or it has no
+                checkpoints.
         """
         if not isinstance(spark_model, SparkModel):
             raise ConfigError(
@@ -468,10 +470,10 @@ def _bound(spark_model: SparkModel, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_pausable(fit: FitConfig) -> None:
-    """Require checkpoints at the ends of epochs, if the user chose them.
+    """Require that checkpoints, if the user chose them, are written at the ends of epochs.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: they are not.
     """
     if fit.checkpoint is not None and fit.checkpoint.every != "epoch":
         raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.scheduling.policy import JobSpec, Policy
 
-FORECAST_EPOCHS = 10_000  # a second of work for a hundred jobs
+FORECAST_EPOCHS = 10_000  # about a second for a hundred jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Outcome:
     Attributes:
         arrival: its arrival.
         starts: its start, and its starts after pauses.
-        stops: the pauses, and the end of its last epoch.
+        stops: its pauses, and the end of its last epoch.
         longest_wait: its longest wait for slots.
     """
 
@@ -64,7 +64,7 @@ class Simulation:
         self.outcomes: dict[str, Outcome] = {}
         self._seconds: dict[str, float] = {}  # of an epoch, by the name of the job
         self._number = itertools.count()
-        # The time, a number, the job's name, and the job if it arrives; otherwise an epoch of it ends.
+        # Time, tie-breaker, name of the job, and the job itself if it arrives; None if its epoch ends.
         self._events: list[tuple[float, int, str, SimulatedJob | None]] = []
 
     def add(self, job: SimulatedJob) -> None:
@@ -148,8 +148,8 @@ def simulate(jobs: Iterable[SimulatedJob], policy: Policy, *, overhead: float = 
 def forecast(policy: Policy, now: float) -> dict[str, Outcome]:
     """Return the expected outcomes of the jobs in a queue, if no other job arrives.
 
-    An epoch whose seconds are unknown is assumed to take as long as the mean of the others. Without any
-    known epoch there is no forecast, nor for jobs that would end after 10,000 epochs of all jobs.
+    An epoch whose seconds are unknown is assumed to take as long as the mean of the others. There is no
+    forecast if no epoch length is known, or for jobs that would end after 10,000 simulated epochs.
 
     Args:
         policy: the policy, which is left as it is.

@@ -1,4 +1,4 @@
-"""AverageWeights ends training with the mean of the weights, unless the validation rows speak against it."""
+"""AverageWeights ends training with the mean of the weights, unless its validation result is worse."""
 
 import logging
 
@@ -21,7 +21,7 @@ def linear():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(
         keras.optimizers.SGD(0.02), "mse", run_eagerly=True
-    )  # these few batches take less than tracing
+    )  # tracing would take longer than these few batches
     return model
 
 
@@ -48,7 +48,7 @@ def means_of(weights, first=START):
 
 @pytest.mark.parametrize("validation", [HELD_OUT, None])
 def test_training_ends_with_the_mean(validation):
-    """The model ends with the mean of the weights, while training itself went on with its own."""
+    """The model ends with the mean of the weights, while training itself continued without averaging."""
     callback = AverageWeights(START)
     model, weights, history = fitted(callback, validation)
     _, plain, _ = fitted(keras.callbacks.Callback(), validation)
@@ -104,7 +104,7 @@ def test_only_an_evaluated_mean_is_taken():
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, message):
-    """Invalid settings are refused by name, with the valid range."""
+    """The error for an invalid setting names it and its valid range."""
     with pytest.raises(ConfigError, match=message):
         make()
 

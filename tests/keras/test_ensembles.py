@@ -38,7 +38,7 @@ def network(units=3, activation="softmax", loss=SPARSE, *, inputs=6, name="netwo
 
 
 def predict(model, x=X):
-    """Return the predictions as arrays, without the time that model.predict takes to trace."""
+    """Return the predictions as arrays, without the tracing of model.predict, which takes time."""
     return keras.tree.map_structure(keras.ops.convert_to_numpy, model(x, training=False))
 
 
@@ -48,7 +48,7 @@ def outputs(models, x=X):
 
 @pytest.fixture(scope="module")
 def three():
-    """Three models of one name, with different weights."""
+    """Three models with the same name and different weights."""
     keras.utils.set_random_seed(0)
     return [network() for _ in range(3)]
 
@@ -155,7 +155,7 @@ def test_the_spread_is_a_second_output(three):
 
 
 def several(order):
-    """Return a model of two named inputs, in an order."""
+    """Return a model of two named inputs, in a given order."""
     inputs = {name: keras.Input((2,), name=name) for name in order}
     merged = layers.Concatenate()([inputs["left"], inputs["right"]])
     return keras.Model(inputs, layers.Dense(1)(merged))
@@ -214,7 +214,7 @@ def test_another_process_predicts_the_same_bits(three, tmp_path, load):
 
 
 def test_a_plain_model_is_not_an_ensemble(three, tmp_path):
-    """A file of a plain model is refused, and its own function is named."""
+    """A file of a plain model is refused, and the error names the function that loads it."""
     SparkModel(three[0]).save(str(tmp_path / "one.keras"))
     with pytest.raises(ModelError, match='"network" is not an ensemble: .* Use sparkdl.load_spark_model'):
         Ensemble.load(str(tmp_path / "one.keras"))
@@ -276,7 +276,7 @@ def two_outputs():
     ],
 )  # fmt: skip
 def test_what_cannot_be_combined_is_refused(models, options, error, message):
-    """Members that do not match and settings out of range are refused, with what was given."""
+    """The error for mismatched members or settings out of range has the value received."""
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
         Ensemble(models(), **options)
 
@@ -292,7 +292,7 @@ def test_members_without_a_loss_are_not_evaluated(three):
 
 
 def test_a_seed_determines_the_initial_weights():
-    """A seed gives the same initial weights again, another seed gives different ones."""
+    """The same seed gives the same initial weights, and another seed gives different weights."""
     first, again, other = (built(network, seed).get_weights()[0] for seed in (1, 1, 2))
 
     assert np.array_equal(first, again)

@@ -47,7 +47,7 @@ def rated(optimizer, rate):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_compiled_model_serves_every_learning_rate(monkeypatch, joint):
-    """Models that differ in the learning rate share compiled functions, which use the rate of each."""
+    """Models that differ in the learning rate share compiled functions, and each trains with its own rate."""
     monkeypatch.setattr(model_cache, "_kept", {})
     rows, moved = Batch(np.ones((2, 3)), np.ones((2, 1))), []
     for rate in (0.5, 0.25):
@@ -69,11 +69,11 @@ def test_a_compiled_model_serves_every_learning_rate(monkeypatch, joint):
 
 
 class Fixed(keras.optimizers.SGD):
-    """An optimizer of the user's own, which may use its learning rate as a constant."""
+    """A custom optimizer, which may use its learning rate as a constant."""
 
 
 def test_optimizers_of_the_users_own_are_compiled_for_each_rate():
-    """Two learning rates of a custom optimizer, or two schedules, are two models."""
+    """Custom optimizers and schedules do not share compiled functions if their rates differ."""
     schedules = [keras.optimizers.schedules.ExponentialDecay(rate, 9, 0.5) for rate in (0.5, 0.25)]
 
     assert rated(Fixed, 0.5).key != rated(Fixed, 0.25).key
@@ -97,7 +97,7 @@ class Scaled(keras.layers.Layer):
 
 
 def test_only_the_rates_of_optimizers_are_left_out():
-    """Two layers that differ in a setting named learning_rate are two models."""
+    """Models do not share compiled functions if layers differ in a setting named learning_rate."""
 
     def key(rate):
         layers = [

@@ -93,7 +93,7 @@ def test_the_recorded_values_are_those_that_were_used(ask):
 
 
 def test_values_that_a_study_cannot_hold_are_refused(ask):
-    """NumPy numbers become Python's; objects are refused with a remedy."""
+    """NumPy numbers become Python numbers; the error for other objects says what to do."""
     assert 3 == ask().Choice("a", [np.int64(3)])
     assert IntDistribution(1, 8) == space_of({"a": (np.int64(1), np.int64(8))})["a"]
     with pytest.raises(ConfigError, match="The values of a should be numbers, strings, bools or None"):
@@ -163,7 +163,7 @@ def test_scores_are_maximized(metric):
 
 
 def test_an_unknown_metric_needs_a_direction():
-    """The direction of a metric whose name says nothing must be given."""
+    """A direction is required if the name of the metric does not determine it."""
     with pytest.raises(ConfigError, match='is not known. Set direction="minimize" or "maximize"'):
         direction_of("val_mine", None)
     with pytest.raises(ConfigError, match="direction should be one of 'minimize', 'maximize'; got 'up'"):
@@ -192,7 +192,7 @@ def test_the_packages_of_a_sampler_are_named(sampler, package):
 @pytest.mark.parametrize("name", ["tpe", "random", "grid"])
 @pytest.mark.parametrize("pruner", PRUNERS)
 def test_each_sampler_goes_with_each_pruner(name, pruner):
-    """A study is made of any sampler and any pruner by name."""
+    """Every sampler and every pruner can be chosen by name."""
     study = make_study(None, None, "minimize", **OPTIONS | {"sampler": name, "pruner": pruner})
     trial = study.ask({"a": CategoricalDistribution((1, 2))})
     trial.report(1.0, 1)
@@ -204,13 +204,13 @@ def test_each_sampler_goes_with_each_pruner(name, pruner):
     "storage", ["rubbish", "sqlite:////nowhere/at/all.db", "postgresql://nowhere/db"], ids=lambda url: url[:9]
 )
 def test_a_storage_that_cannot_be_used_is_refused(storage):
-    """The error has the storage, the reason, and the form of a URL."""
+    """The error states the storage, the reason, and the form of a URL."""
     with pytest.raises(ConfigError, match=r'cannot be used: .* such as "sqlite:///study.db"'):
         make_study(storage, "name", "minimize", **OPTIONS)
 
 
 def test_a_locked_storage_is_refused(tmp_path):
-    """A SQLite file that another process holds is refused with the reason."""
+    """The error for a SQLite file that another process has locked states this reason."""
     import sqlite3
 
     with sqlite3.connect(tmp_path / "study.db") as held:
@@ -220,7 +220,7 @@ def test_a_locked_storage_is_refused(tmp_path):
 
 
 def test_a_storage_needs_a_name(tmp_path):
-    """Without a name, a study could not be found again."""
+    """A study in a storage needs a name, by which it is found again."""
     with pytest.raises(ConfigError, match="A storage needs study_name"):
         make_study(f"sqlite:///{tmp_path}/study.db", None, "minimize", **OPTIONS)
 
@@ -235,7 +235,7 @@ def test_a_study_keeps_its_direction(tmp_path):
 
 
 def test_the_combinations_of_a_grid_are_counted():
-    """The size of a finite space is the product of the numbers of values; a range of numbers has none."""
+    """The size of a finite space is the product of the numbers of values; a range of numbers has no size."""
     finite = {"a": [1, 2, 3], "b": (4, 7), "c": FloatDistribution(0, 1, step=0.25)}
 
     assert 3 * 4 * 5 == size_of(space_of(finite))

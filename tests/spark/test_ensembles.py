@@ -94,7 +94,7 @@ def network():
 
 
 def test_members_are_those_of_fits_with_their_seeds(spark, problem):
-    """The same seed trains the same members again, which differ from each other."""
+    """The same seed gives the same members again, and the members differ from each other."""
     pair = [Ensemble.fit(network, problem.x, problem.y, num_members=2, seed=5, **FIT) for _ in range(2)]
     weights = [[member.get_weights() for member in each.members] for each in pair]
 
@@ -107,7 +107,7 @@ def test_members_are_those_of_fits_with_their_seeds(spark, problem):
 @pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["frame", "rdd", "arrays"])
 def test_bootstrap_members_have_their_own_rows(spark, problem, frames, kind):
-    """With bootstrap, members of the same initial weights differ, as their rows do."""
+    """With bootstrap, members with the same initial weights differ, because their rows differ."""
     data = {
         "frame": (frames["array"],),
         "rdd": (problem.rdd(spark, 100, 3, 100),),
@@ -158,7 +158,7 @@ def test_stacking_is_no_worse_than_the_mean(spark, problem):
 @pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_workers_evaluate_the_mean_of_the_weights(spark, problem, mode):
-    """The validation results of AverageWeights are those of the mean, with which training then ends."""
+    """With AverageWeights the validation results are those of the mean, which the model gets at the end."""
     callback, rate = AverageWeights(start=1), 0.05  # so small that each epoch lowers the loss
     model = problem.model(keras.optimizers.SGD(rate))
     held_out = problem.x[150:], problem.y[150:]

@@ -79,7 +79,7 @@ class Call(keras.callbacks.Callback):
 
 
 class Note(keras.callbacks.Callback):
-    """A callback that notes a value when its fit begins."""
+    """A callback that records a value when its fit begins."""
 
     def __init__(self, look):
         super().__init__()
@@ -96,7 +96,7 @@ def require_same_weights(model, expected):
 
 @pytest.mark.whole
 def test_an_urgent_fit_starts_within_an_epoch_and_all_fits_end_with_the_same_bits(spark, problem, tmp_path):
-    """Two fits make room for an urgent one at the end of their epoch, and lose nothing by it."""
+    """Two fits make room for an urgent one at the end of their epoch, and end with the same bits."""
     kinds = (
         (lambda: problem.model(keras.optimizers.Adam(0.01)), {"num_workers": 1}),
         (problem.model, {"num_workers": 1, "frequency": 3}),

@@ -1,4 +1,4 @@
-"""Processes of executors that die during a search cost no trial."""
+"""A search loses no trial if processes of executors die."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def processes_of(application):
 @pytest.mark.whole
 @pytest.mark.parametrize("seed", range(10))
 def test_a_search_loses_no_trial_with_its_processes(spark, problem, seed):
-    """Workers and an executor that are killed during a search cost no trial; each is recorded once."""
+    """A search loses no trial if workers and an executor are killed; each trial is recorded once."""
     application, dice = spark.sparkContext.applicationId, random.Random(seed)
     done, killed = threading.Event(), []
 

@@ -73,7 +73,7 @@ def test_a_trace_accounts_for_the_time(traced, tmp_path):
 
         assert {"data", "compute", "exchange", "merge"} | waits <= {event["name"] for event in mine}
         assert all(after["ts"] >= end - 1 for end, after in zip(ends, mine[1:], strict=False))
-        # The driver looks every 0.1 s whether one of the three epochs has ended.
+        # The driver checks every 0.1 s whether one of the three epochs has ended.
         assert seconds == pytest.approx(sum(event["dur"] for event in mine) / 1e6, rel=0.05, abs=0.3)
 
 

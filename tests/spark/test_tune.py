@@ -70,7 +70,7 @@ def test_a_trial_is_a_fit_of_its_model(spark, problem):
 
 
 def test_the_pruner_ends_a_trial_after_an_epoch(spark, problem):
-    """A trial that the pruner gives up trains no further epoch."""
+    """A pruned trial trains no further epoch."""
     pruner = optuna.pruners.ThresholdPruner(upper=1e-9, n_warmup_steps=2)
     result = tune.search(
         build, (problem.x, problem.y), SPACE, num_trials=2, epochs=50, pruner=pruner, **OPTIONS
@@ -93,7 +93,7 @@ def test_a_trial_that_reaches_its_last_epoch_is_complete(spark, problem):
 
 
 def test_a_grid_is_searched_once(spark, problem):
-    """A grid ends the search once each combination was tried."""
+    """A grid search ends after it has tried each combination once."""
     space = {"units": [2, 4], "rate": [0.1, 0.2]}
     result = tune.search(
         build, (problem.x, problem.y), space, num_trials=20, sampler="grid", pruner="none", **OPTIONS
@@ -129,7 +129,7 @@ class Hyper(keras_tuner.HyperModel):
 @pytest.mark.one_case
 @pytest.mark.parametrize("hyper", [Hyper(), Hyper().build], ids=["a HyperModel", "its build"])
 def test_keras_tuner_models_run_unchanged(spark, problem, hyper):
-    """A HyperModel of KerasTuner, or its build function, is searched as it is."""
+    """A HyperModel of KerasTuner, or its build function, works unchanged."""
     result = tune.search(hyper, (problem.x, problem.y), num_trials=2, **OPTIONS)
 
     asked = {"units", "rate"} | ({"batch_size"} if isinstance(hyper, Hyper) else set())
@@ -213,7 +213,7 @@ def test_bad_arguments_are_refused_before_a_trial(spark, problem, arguments, mes
 
 
 def test_a_build_that_is_no_function_is_refused(spark, problem):
-    """A compiled model is not a function that builds one."""
+    """A compiled model is refused in place of a function that builds it."""
     for given in (5, build(4, 0.1)):
         with pytest.raises(ConfigError, match="build should be a function, or a HyperModel of KerasTuner"):
             tune.search(given, (problem.x, problem.y), SPACE, **OPTIONS)
@@ -221,14 +221,14 @@ def test_a_build_that_is_no_function_is_refused(spark, problem):
 
 @pytest.mark.whole
 def test_a_metric_that_is_no_result_ends_the_search(spark, problem):
-    """The error lists the results of an epoch."""
+    """The error for an unknown metric lists the results of an epoch."""
     with pytest.raises(ConfigError, match=r"metric should be a result of an epoch \(accuracy, loss, val_acc"):
         tune.search(build, (problem.x, problem.y), SPACE, **OPTIONS | {"metric": "val_auc"})
 
 
 @pytest.mark.whole
 def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
-    """The files of the best models stay, the best one first; a later search of the study has them too."""
+    """The files of the best models are kept, the best model first, also for a later search of the study."""
     storage = f"sqlite:///{tmp_path}/study.db"
     options = OPTIONS | {
         "storage": storage,
@@ -254,7 +254,7 @@ def test_the_best_models_are_kept_in_a_folder(spark, problem, tmp_path):
 
 @pytest.mark.whole
 def test_trials_of_several_workers(spark, problem):
-    """A trial may be a worker group."""
+    """A trial can train with several workers."""
     result = tune.search(
         build, (problem.x, problem.y), SPACE, num_trials=2, workers_per_trial=2, pruner="none", **OPTIONS
     )

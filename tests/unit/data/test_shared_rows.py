@@ -1,4 +1,4 @@
-"""Rows that processes share are stored once, and each process reads the same."""
+"""Rows that processes share are stored once, and each process reads the same rows."""
 
 import multiprocessing
 import os
@@ -44,7 +44,7 @@ def stored(log=None):
 
 
 def test_the_second_reader_stores_nothing(directory):
-    """The rows, their order and their fingerprint are those of a file of one's own."""
+    """The rows, their order and their fingerprint are those of a file that is not shared."""
     own = spill.SpillFile(SCHEMA, str(directory), 3)
     own.extend(blocks())
     log = directory / "log"
@@ -62,7 +62,7 @@ def test_the_second_reader_stores_nothing(directory):
 
 
 def test_rows_of_another_name_are_stored_apart(directory):
-    """Two names are two sets of rows; those of a search are deleted together."""
+    """Rows of different names are stored separately; all rows of a search are deleted together."""
     shared_rows.shared("a-0", SCHEMA, 3, stored())
     shared_rows.shared("b-0", SCHEMA, 3, stored())
     shared_rows.forget_in_task("a", [1])
@@ -71,7 +71,7 @@ def test_rows_of_another_name_are_stored_apart(directory):
 
 
 def test_rows_whose_writer_failed_are_stored_again(directory):
-    """If the first reader fails while it stores, the next one begins anew."""
+    """If the first reader fails while it stores rows, the next reader stores all rows again."""
 
     def fail(rows):
         rows.extend([next(blocks(20))])
@@ -89,7 +89,7 @@ def read(directory, log, queue):
 
 
 def test_processes_wait_for_the_one_that_stores(directory):
-    """Of several processes that start together, one stores the rows, and all read the same."""
+    """Of several processes that start together, one stores the rows, and all read the same rows."""
     context, log = multiprocessing.get_context("spawn"), str(directory / "log")
     queue = context.Queue()
     started = [context.Process(target=read, args=(str(directory), log, queue)) for _ in range(3)]

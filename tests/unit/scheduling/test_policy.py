@@ -1,4 +1,4 @@
-"""The policy of a scheduler, on simulated queues of its own code."""
+"""The policy of a scheduler, tested on simulated queues."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ FIRST_COME = scheduling.FIRST_COME | {"backfill": False}
 
 @st.composite
 def queues(draw, shares=("", "a", "b"), known=(False, True)):
-    """The slots of an application, and jobs that it can run."""
+    """Draw the slots of an application, and jobs that it can run."""
     slots = draw(st.integers(1, 5))
     jobs = []
     for number in range(draw(st.integers(1, 10))):
@@ -73,7 +73,7 @@ class WithPatientHeads(Policy):
 
     def decide(self, now):
         decision = super().decide(now)
-        # A job that is paused at this moment has left only before the next decision.
+        # A job that is paused at this moment still holds its slots until the next decision.
         settled = all(self.entries[name].began < now for name in decision.pause)
         if decision.backfill and settled and not self.entries[decision.head].running:
             assert start_of(decision.head, self, now, backfill=True) <= start_of(
@@ -119,7 +119,7 @@ def test_no_job_starves(queue, settings, overhead):
 
 
 def test_a_stream_of_urgent_jobs_does_not_starve_a_job():
-    """Urgent jobs that keep arriving hold back a job of a lower priority for its aging only."""
+    """A stream of urgent jobs delays a job of lower priority only until aging has raised its level."""
     urgent = [
         SimulatedJob(name=str(n), slots=1, epochs=1, true_seconds=10, arrival=10 * n, priority=3)
         for n in range(1000)
@@ -166,7 +166,7 @@ def test_back_fill_does_not_delay_the_head(queue, time_slice):
 
 
 def test_heads_were_compared():
-    """The law of back-fill was tried on a queue that has back-fill."""
+    """The generated queues include at least one in which a job is back-filled."""
     jobs = [
         SimulatedJob(name="long", slots=1, epochs=9, seconds=10, true_seconds=10),
         SimulatedJob(name="wide", slots=2, epochs=2, seconds=10, true_seconds=10, arrival=1),
@@ -192,7 +192,7 @@ def test_a_job_whose_epoch_is_too_long_does_not_back_fill():
 
 
 def test_slots_that_the_head_never_needs_are_used():
-    """A job of unknown length gets slots that are left even when the head runs."""
+    """A job of unknown length gets slots that remain free even if the head runs."""
     jobs = [
         SimulatedJob(name="long", slots=3, epochs=9, true_seconds=10),
         SimulatedJob(name="wide", slots=3, epochs=2, true_seconds=10, arrival=1),
@@ -204,7 +204,7 @@ def test_slots_that_the_head_never_needs_are_used():
 
 
 def test_a_long_job_makes_room_after_its_time_slice():
-    """A long job is paused at an epoch's end for a new one, and goes on after it."""
+    """A long job is paused at the end of an epoch for a new job, and then continues."""
     long = SimulatedJob(name="long", slots=1, epochs=100, true_seconds=10)
     short = SimulatedJob(name="short", slots=1, epochs=2, true_seconds=10, arrival=5)
     outcomes = simulate([long, short], Policy(1, time_slice=25))
@@ -214,7 +214,7 @@ def test_a_long_job_makes_room_after_its_time_slice():
 
 
 def test_shares_get_slots_by_their_weights():
-    """While two shares have jobs that wait, their slot-seconds are as their weights."""
+    """While two shares have jobs that wait, their slot-seconds are in proportion to their weights."""
     jobs = [
         SimulatedJob(name=f"{share}{number}", slots=1, epochs=6, true_seconds=10, share=share)
         for share, count in (("a", 40), ("b", 10))
@@ -235,7 +235,7 @@ def test_shares_get_slots_by_their_weights():
 
 
 def test_a_share_that_returns_is_not_owed_its_pause():
-    """A share without jobs for a while gets its part from then on, and not the time that it missed."""
+    """A share that gets jobs again gets its part from then on, without credit for the time before."""
     steady = SimulatedJob(name="steady", slots=1, epochs=400, true_seconds=10, share="a")
     late = SimulatedJob(name="late", slots=1, epochs=100, true_seconds=10, share="b", arrival=2000)
     outcomes = simulate([steady, late], Policy(1, time_slice=20, aging=NEVER))
@@ -266,7 +266,7 @@ def test_a_hundred_jobs_are_done_sooner_than_first_come_first_served():
 
 @given(queues(known=(True,)), settings_of_policies)
 def test_a_forecast_is_the_simulation_of_the_rest(queue, settings):
-    """A forecast from the first moment is the simulation of the queue, and leaves the queue as it is."""
+    """A forecast at the beginning equals the simulation of the queue, and leaves the queue as it is."""
     slots, jobs = queue
     jobs = [replace(job, arrival=0) for job in jobs]
     policy = Policy(slots, **settings)
@@ -309,6 +309,6 @@ def test_without_a_known_epoch_there_is_no_forecast():
     ],
 )
 def test_bad_settings_are_refused(settings, words):
-    """A setting that makes no sense is refused with what was expected."""
+    """The error for an invalid setting states the expected value."""
     with pytest.raises(ConfigError, match=words):
         Policy(**{"slots": 2} | settings)

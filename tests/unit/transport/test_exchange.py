@@ -152,7 +152,7 @@ def test_a_late_round_is_asked_for_again(way):
 
 
 def test_an_update_that_waits_unread_for_a_slow_worker_is_sent_again(way, monkeypatch):
-    """A body that may not be read for long is dropped, and its worker sends it again until it is."""
+    """A body that waits too long to be read is dropped, and its worker sends it until it is read."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
     monkeypatch.setattr(limits, "BODY_PATIENCE", 0.02)
     store = store_of(workers=3, size=100_000)
