@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
@@ -56,7 +57,8 @@ class TrainingSummary:
         if self._fit is None:
             raise ConfigError(
                 "report needs the data of the run, which a saved model does not have; this summary was "
-                "loaded and has only its history. Call report in the process of the fit."
+                "loaded and has only its history. Call report in the Python process that called fit, on the "
+                "model that fit returned."
             )
         self._fit.report(path)
 
@@ -138,7 +140,11 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
 
     def extra(self) -> dict[str, object]:
         """Return the values to save along with the Params."""
-        return {"history": self._summary.history} if self._summary else {}
+        if self._summary is None:
+            return {}
+        # A metric with several values has an array for each epoch, which JSON does not have.
+        history = self._summary.history.items()
+        return {"history": {name: [np.asarray(each).tolist() for each in values] for name, values in history}}
 
     def adopt(self, extra: dict[str, Any]) -> None:
         """Restore the values that were saved along with the Params."""

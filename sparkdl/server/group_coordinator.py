@@ -247,7 +247,7 @@ class GroupCoordinator(ABC):
             self.membership.note_running(member, running)
 
     def fail_of(self, worker: int, generation: int, attempt: int, error: SparkDLError) -> None:
-        """Record the failure of a task, unless the run continues without it.
+        """End the generation with the failure of a task, unless its attempt was lost or replaced.
 
         Args:
             worker: its worker, or the partition that it deals.
@@ -294,7 +294,10 @@ class GroupCoordinator(ABC):
         """Check an update's header."""
 
     def exchange(self, update: Update, read: Read) -> Reply:
-        """Reply to an update of any kind, whose sections ``read`` returns. The caller then calls ``sent``."""
+        """Reply to an update of any kind, whose sections ``read`` returns.
+
+        The caller calls ``sent`` after it has sent the reply. If this method raises, the caller does not.
+        """
         if update.kind in BOARDING:
             self.aggregation.board(update)
         self.membership.asking.add(update.worker)

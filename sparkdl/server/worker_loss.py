@@ -25,7 +25,7 @@ class WorkerLoss:
         self.schedule, self.snapshots = epochs.schedule, epochs.snapshots
 
     def lose(self, worker: int, reason: str) -> None:
-        """Continue without a worker, or fail the run if it may not continue or would have no rows left."""
+        """Continue without a worker; if the run may not, or would have no rows left, end the generation."""
         lost = self.aggregation.lost
         left = [k for k in range(self.shape.num_workers) if k != worker and k not in lost]
         may_go_on = self.shape.goes_on and self.membership.agreed
@@ -70,7 +70,7 @@ class WorkerLoss:
         self.state.changed.notify_all()
 
     def _are_rounds_over(self) -> bool:
-        """Return True if the last epoch has ended, or the last round of an epoch that is cut short."""
+        """Return True if no round follows: the last epoch has ended, or the run ends within an epoch."""
         last = self.aggregation.has_rounds and self.epochs.schedule.ending
         return last or self.snapshots.committed.epoch >= self.shape.epochs
 

@@ -58,7 +58,7 @@ def make_source(
         what: the name of x in error messages.
         indicator: the column of a DataFrame that marks validation rows.
         decode: functions that convert values of a DataFrame's columns to arrays, by column name.
-        takes: the rows that the model takes; its ``labels`` counts only if ``counts`` has an entry for y.
+        takes: the rows that the model takes; its ``labels`` is ignored if ``counts`` has x alone.
 
     Raises:
         ConfigError: the rows are of a kind that is not supported, or another argument does not fit them. The
@@ -89,18 +89,18 @@ def make_source(
     kind = f"{type(x).__module__}.{type(x).__name__}"
     homes = {base.__module__.split(".")[0] for base in type(x).__mro__} if not is_array(x) else set()
     if callable(x) and not homes & HOMES and len(counts) > 1:
-        return _function_source(x, (y, weights), counts, takes.labels)
+        return _function_source(x, {"y": y, "sample_weight": weights}, counts, what, takes.labels)
+    with_y = "NumPy arrays or pandas with y, an RDD of (x, y)"
+    alone = "NumPy arrays or pandas, an RDD of x or of (x, y)"
+    expected = f"{what} should be {with_y if len(counts) > 1 else alone}, or a DataFrame"
     if homes & HOMES or hasattr(x, "__next__") or callable(x):
         raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got a "
-            f"{kind}. tf.data datasets, generators and torch loaders cannot be sent to other "
-            "processes. Pass arrays; or, for fit and evaluate, a function (worker, num_workers) "
+            f"{expected}; got a {kind}. tf.data datasets, generators and torch loaders cannot be sent to "
+            "other processes. Pass arrays; or, for fit and evaluate, a function (worker, num_workers) "
             "that creates them on a worker."
         )
     if x is None or isinstance(x, str):
-        raise ConfigError(
-            f"{what} should be NumPy arrays or pandas with y, an RDD of (x, y), or a DataFrame; got {kind}."
-        )
+        raise ConfigError(f"{expected}; got {kind}.")
     arrays = tuple(map(_alone, (x, y, weights), (*counts, counts[-1], counts[-1])[:3]))
     return _array_source(arrays, counts, what, kind, takes.labels)
 
@@ -179,12 +179,13 @@ def _rdd_source(rdd: RDD[Any], weights: object, counts: Counts, what: str, label
 
 
 def _function_source(
-    function: RowFunction, others: tuple[object, ...], counts: Counts, labels: bool
+    function: RowFunction, others: dict[str, object], counts: Counts, what: str, labels: bool
 ) -> FunctionSource:
-    if any(other is not None for other in others):
+    given = [name for name, other in others.items() if other is not None]
+    if given:
+        names = " and ".join(given)
         raise ConfigError(
-            "y and sample_weight should be left out if x is a function; got both. Return them from the "
-            "function."
+            f"{names} should be left out if {what} is a function; got both. Return {names} from the function."
         )
     return FunctionSource(function, counts, labels=labels)
 

@@ -242,7 +242,7 @@ class Socket(socket.socket):
     def _receive(self, wanted: int, flags: int) -> bool:
         """Send TLS's own messages, then receive more data; return False at the end of the connection."""
         self._flush(flags)
-        certain = min(wanted, BLOCK) - RECORD  # at least this much is to come: part of a record may be here
+        certain = min(wanted, BLOCK) - RECORD  # bytes still to arrive: one record may be partly here
         if flags & socket.MSG_WAITALL and certain > SOME:
             data = super().recv(certain, flags)
         else:
@@ -254,7 +254,7 @@ class Socket(socket.socket):
         return True
 
     def _flush(self, flags: int) -> None:
-        """Send encrypted data. With MSG_DONTWAIT it is only the handshake, which fits in the send buffer."""
+        """Send encrypted data. With MSG_DONTWAIT it is TLS's own messages, which fit in the send buffer."""
         data = self._outgoing.read()
         if not data:
             return

@@ -73,9 +73,10 @@ class Parameters:
             name: the name of the parameter.
             min_value: the smallest value.
             max_value: the largest value.
-            step: the difference between neighbours, or with "log" their ratio.
-            sampling: the scale on which values are drawn: "linear" or "log"; "reverse_log", which Optuna
-                lacks, is drawn as "linear".
+            step: the difference between neighbours; with "log" or "reverse_log" their ratio, which for
+                "reverse_log" is counted from the upper end.
+            sampling: the scale on which values are drawn: "linear", "log" or "reverse_log". Optuna lacks the
+                last one, so without a step it is drawn as "linear".
             default: accepted for KerasTuner; not used.
             parent_name: the parameter that this one depends on, if it depends on one.
             parent_values: the values of the parent for which this parameter is active.

@@ -151,11 +151,13 @@ def test_what_a_function_does_wrong_is_named(spark, problem):
         spark_model.fit(max)  # has no signature
     with pytest.raises(ConfigError, match="should take two arguments, the index of a worker"):
         spark_model.fit(lambda: (x, y))
-    with pytest.raises(ConfigError, match="should be left out if x is a function"):
+    with pytest.raises(ConfigError, match="^y should be left out if x is a function; got both. Return y"):
         spark_model.fit(uneven, y)
+    with pytest.raises(ConfigError, match="^y and sample_weight should be left out if x is a function"):
+        spark_model.fit(uneven, y, sample_weight=y)
     with pytest.raises(ConfigError, match="validation_data should be a function"):
         spark_model.fit(uneven, validation_data=(x, y))
-    with pytest.raises(ConfigError, match="should be NumPy arrays"):
+    with pytest.raises(ConfigError, match="^x should be NumPy arrays or pandas, an RDD of x or of"):
         spark_model.predict(uneven)
     with pytest.raises(DataError, match=r"return a tuple of arrays \(x, y\) .*; got ndarray of ndarray"):
         spark_model.fit(lambda worker, num_workers: x, verbose=0)

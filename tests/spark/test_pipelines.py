@@ -745,6 +745,20 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
     assert "guess" in KerasTransformer.load(str(tmp_path / "transformer")).transform(table).columns
 
 
+def test_a_metric_with_several_values_is_saved(spark, problem, table, tmp_path):
+    """The history of a metric that has a value for each class is saved as lists of numbers."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    classes = [(functions.col("label") == each).cast("float") for each in range(3)]
+    frame = table.withColumn("label", functions.array(*classes))
+    fitted = KerasEstimator(model=model, numWorkers=1, epochs=2).fit(frame)
+    fitted.save(str(tmp_path / "fitted"))
+
+    history = KerasEstimatorModel.load(str(tmp_path / "fitted")).summary.history["f1_score"]
+    np.testing.assert_array_equal(fitted.summary.history["f1_score"], history)
+    assert (2, 3) == np.shape(history)
+
+
 def test_a_pipeline_that_is_not_fitted_is_saved(spark, estimator, tmp_path):
     """An unfitted pipeline keeps its Params and weights when it is saved and loaded."""
     assembler = VectorAssembler(inputCols=NAMES, outputCol="features")
