@@ -177,7 +177,7 @@ dist-check: dist ## install the wheel, and the source distribution, into empty e
 	@JAVA_HOME="$$(.venv/bin/python tools/find_java.py)" && export JAVA_HOME && cd build/dist-check/empty && \
 		env -u PYTHONPATH -u PYSPARK_PYTHON ../environment/bin/python $(CURDIR)/tests/pages.py README.md
 	@cd build/dist-check/empty && ../environment/bin/python -c \
-		'from sparkdl.server.monitoring import document; document.live(csrf="", nonce="")'
+		'from sparkdl.server.monitoring import document; [document.live(kind, csrf="", nonce="") for kind in ("run", "overview")]'
 	@echo "The script of the README runs with $$(echo dist/*.whl)."
 	.venv/bin/python -m venv build/dist-check/source
 	build/dist-check/source/bin/python $(PIP_INSTALL) --no-deps dist/*.tar.gz

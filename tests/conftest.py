@@ -358,3 +358,21 @@ def frames(spark, problem, tmp_path_factory):
     frame = spark.read.parquet(str(folder / "array.parquet"))
     vectors = frame.withColumn("features", array_to_vector("features"))
     return {"array": frame, "vector": vectors}
+
+
+@pytest.fixture
+def browser():
+    """Return a browser without a window and without requests of its own."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("Chromium or its driver is not installed.")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("headless=new", "no-sandbox", "disable-background-networking", "disable-dev-shm-usage"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()

@@ -2,7 +2,8 @@
 
 ``mlflow.autolog()`` and ``mlflow.keras.autolog()`` replace ``keras.Model.fit``, which ``SparkModel.fit`` does
 not call. If one of them or ``sparkdl.mlflow.autolog()`` is on, this module logs a fit as MLflow logs
-``keras.Model.fit``, with the same settings. An error of MLflow is logged as a warning and never ends a fit.
+``keras.Model.fit``, with the same settings. A search is a run whose trials are its child runs. An error of
+MLflow is logged as a warning and never ends a fit.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,15 @@ import numpy as np
 from sparkdl.driver.preparation import FitArguments
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
+from sparkdl.modeling.keras_types import Model
 from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.settings import flattened
 from sparkdl.sources.resolve import SharedArrays
 
 logger = logging.getLogger(__name__)
+PARENT = "mlflow.parentRunId"  # the tag of a child run
+PATH = {"artifact_path": "model"}  # the place of a model before MLflow 3
 TAG = "mlflow.autologging"  # the tag of the runs that MLflow's autologging starts
 # Arguments of ``fit`` that are not logged as parameters.
 UNLOGGED = {"x", "y", "validation_data", "callbacks", "verbose", "decode"}
@@ -140,7 +145,148 @@ def _is_excluded(request: Request, *, exclusive: bool) -> bool:
     return exclusive and TAG not in run.data.tags
 
 
-class _LoggedFit:
+@dataclass(frozen=True)
+class _Child:
+    """The place of a fit that belongs to a search.
+
+    Attributes:
+        parent: the id of the search's run.
+        experiment: the id of its experiment.
+        name: the name of the child run.
+        params: returns the parameters of the trial.
+    """
+
+    parent: str
+    experiment: str
+    name: str
+    params: Callable[[], dict[str, Any]]
+
+
+_child: ContextVar[_Child | None] = ContextVar("child", default=None)
+
+
+class _LoggedRun:
+    """A run of MLflow: the active one, or a new one.
+
+    Args:
+        settings: the settings of autologging, which are the arguments of ``mlflow.keras.autolog``.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.run_id: str | None = None
+        self.experiment = ""
+        self.owns = False  # whether this object has started the run and ends it
+
+    def _start(self) -> None:
+        import mlflow
+
+        run, child = mlflow.active_run(), _child.get()
+        if run is None:
+            tags = {**(self.settings.get("extra_tags") or {}), TAG: "keras"}
+            if child is None:
+                run = mlflow.start_run(tags=tags)
+            else:
+                tags |= {PARENT: child.parent}
+                run = mlflow.start_run(experiment_id=child.experiment, run_name=child.name, tags=tags)
+            self.owns = True
+        self.run_id, self.experiment = run.info.run_id, run.info.experiment_id
+
+    def _log_model(self, model: Model, named: dict[str, str]) -> None:
+        """Log a model.
+
+        Args:
+            model: the trained model.
+            named: the logged model of MLflow 3 that is completed with it.
+        """
+        import mlflow.keras
+        from mlflow.keras.utils import get_model_signature
+
+        settings = self.settings
+        signed = settings["log_model_signatures"]
+        place = {"name": "model", **named} if hasattr(mlflow, "initialize_logged_model") else PATH
+        mlflow.keras.log_model(
+            model,
+            **place,
+            save_exported_model=settings["save_exported_model"],
+            signature=_attempt("find the signature", lambda: get_model_signature(model)) if signed else None,
+            registered_model_name=settings["registered_model_name"],
+            save_model_kwargs=settings["save_model_kwargs"],
+        )
+
+    def end(self, status: str) -> None:
+        """End the run, if this object has started it."""
+        if self.owns:
+            import mlflow
+
+            _attempt("end the run", lambda: mlflow.end_run(status))
+
+
+class LoggedSearch(_LoggedRun):
+    """A search that is logged to MLflow; it logs nothing if autologging is off."""
+
+    def begin(self, values: Mapping[str, Any]) -> None:
+        """Start a run, unless one is active, and log the settings of the search."""
+        if self.settings:
+            _attempt("start a run", self._start)
+        if self.run_id is not None:
+            import mlflow
+
+            _attempt("log the parameters", lambda: mlflow.log_params(dict(values)))
+
+    @contextmanager
+    def trial(self, number: int, params: Callable[[], dict[str, Any]]) -> Iterator[None]:
+        """Log the fits in a ``with`` block as child runs.
+
+        Args:
+            number: the number of the trial.
+            params: returns the parameters of the trial.
+        """
+        if self.run_id is None:
+            yield
+            return
+        token = _child.set(_Child(self.run_id, self.experiment, f"trial {number}", params))
+        try:
+            yield
+        finally:
+            _child.reset(token)
+
+    def log_best(self, params: Mapping[str, Any], results: Mapping[str, float], model: Any) -> None:
+        """Log the best trial.
+
+        Args:
+            params: its parameters.
+            results: its value, by the name of the metric.
+            model: returns its model; None if no model was kept.
+        """
+        if self.run_id is None:
+            return
+        import mlflow
+
+        named = {f"best_{name}": value for name, value in params.items()}
+        _attempt("log the best parameters", lambda: mlflow.log_params(named))
+        _attempt("log the best value", lambda: mlflow.log_metrics(dict(results)))
+        if self.settings.get("log_models") and model is not None:
+            _attempt("log the model", lambda: self._log_model(model(), {}))
+
+
+@contextmanager
+def logged_search(values: Mapping[str, Any]) -> Iterator[LoggedSearch]:
+    """Log the search in a ``with`` block to MLflow, if its autologging is on.
+
+    Args:
+        values: the settings of the search, by name.
+    """
+    search, status = LoggedSearch(_attempt("say whether it logs the search", _settings) or {}), "FAILED"
+    try:
+        search.begin(values)
+        yield search
+        status = "FINISHED"
+    finally:
+        search.end(status)
+
+
+class _LoggedFit(_LoggedRun):
     """A fit that is logged to MLflow.
 
     Args:
@@ -149,9 +295,9 @@ class _LoggedFit:
     """
 
     def __init__(self, settings: dict[str, Any], request: Request) -> None:
-        self.settings, self.request = settings, request
-        self.run_id: str | None = None
-        self.owns = False  # whether this object has started the run and ends it
+        # The best model of a search is logged with the search.
+        super().__init__(settings | ({"log_models": False} if _child.get() else {}))
+        self.request = request
         self.named: dict[str, str] = {}  # the logged model of MLflow 3, which metrics refer to
 
     def begin(self, arguments: FitArguments) -> None:
@@ -166,21 +312,13 @@ class _LoggedFit:
             _attempt("log the data", lambda: _log_arrays(arguments))
         _attempt("follow the epochs", self._add_callback)
 
-    def _start(self) -> None:
-        import mlflow
-
-        run = mlflow.active_run()
-        if run is None:
-            run = mlflow.start_run(tags={**(self.settings.get("extra_tags") or {}), TAG: "keras"})
-            self.owns = True
-        self.run_id = run.info.run_id
-
     def _log_parameters(self, arguments: FitArguments) -> None:
         """Log the parameters that the run does not have yet: MLflow refuses to change one."""
         import mlflow
 
         known = mlflow.MlflowClient().get_run(self.run_id).data.params
-        values = _parameters(self.request, arguments)
+        values, child = _parameters(self.request, arguments), _child.get()
+        values |= {} if child is None else child.params()
         mlflow.log_params({name: value for name, value in values.items() if name not in known})
 
     def _name_model(self) -> None:
@@ -198,29 +336,7 @@ class _LoggedFit:
     def log_model(self) -> None:
         """Log the trained model."""
         if self.run_id is not None and self.settings.get("log_models"):
-            _attempt("log the model", self._log_model)
-
-    def _log_model(self) -> None:
-        import mlflow.keras
-        from mlflow.keras.utils import get_model_signature
-
-        model, settings = self.request.model, self.settings
-        signed = settings["log_model_signatures"]
-        mlflow.keras.log_model(
-            model,
-            **({"name": "model", **self.named} if self.named else {"artifact_path": "model"}),
-            save_exported_model=settings["save_exported_model"],
-            signature=_attempt("find the signature", lambda: get_model_signature(model)) if signed else None,
-            registered_model_name=settings["registered_model_name"],
-            save_model_kwargs=settings["save_model_kwargs"],
-        )
-
-    def end(self, status: str) -> None:
-        """End the run, if this object has started it."""
-        if self.owns:
-            import mlflow
-
-            _attempt("end the run", lambda: mlflow.end_run(status))
+            _attempt("log the model", lambda: self._log_model(self.request.model, self.named))
 
 
 def _attempt(what: str, action: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.rules import Rule
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.monitoring.record import no_event
+from sparkdl.server.monitoring.live import no_event
 from sparkdl.server.state import Snapshot
 from sparkdl.settings import flattened
 from sparkdl.spark import spark_internals

@@ -1,20 +1,22 @@
-"""The endpoint in the driver's process: for the workers of a run, or for tasks that only read rows."""
+"""The endpoint in the driver's process, for the workers of a run, for tasks that read rows, or for a page."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from wsgiref.types import WSGIApplication
 
 from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.errors import ClusterError
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.server.http_app import Traffic, make_app, make_rows_app
+from sparkdl.server.http_app import Traffic, add_rows, make_app, make_plain_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.monitoring.metrics import TOKEN_SETTING, metrics_token
+from sparkdl.server.monitoring.overview import Overview
 from sparkdl.server.monitoring.page import VIEWERS, Page
 from sparkdl.settings import Network, parse_port
 from sparkdl.sources.base import Source
@@ -82,13 +84,39 @@ def serving_rows(
         if rows is not None:
             token = secrets.token_urlsafe(32)
             try:
-                app = make_rows_app(rows, token)
+                app = make_plain_app(token, partial(add_rows, rows=rows))
                 endpoint = stack.enter_context(_listening(app, token, cluster, network, READERS))
             except ClusterError as error:
                 logger.debug("No endpoint serves the rows: %s", error)
             else:
                 source.served, stages = rows, replace(stages, endpoint=endpoint)
         yield stages
+
+
+@contextmanager
+def shown(
+    record: Overview, cluster: SparkApplication, network: Network, note: Callable[[str], object]
+) -> Iterator[None]:
+    """Serve a page about several fits in a ``with`` block, and print a link to it.
+
+    Without an endpoint, for example because the only port is in use, a warning is logged.
+
+    Args:
+        record: the record that the page shows.
+        cluster: the Spark application.
+        network: the settings of the endpoint.
+        note: prints a line.
+    """
+    page, token = Page(record, secrets.token_bytes(16)), secrets.token_urlsafe(32)
+    with ExitStack() as stack:
+        app = make_plain_app(token, page.add_to)
+        try:
+            endpoint = stack.enter_context(_listening(app, token, cluster, network, 1, page=page))
+        except ClusterError as error:
+            logger.warning("There is no live page: %s", error)
+        else:
+            note(f"Live page: {endpoint.url}{page.link()} (works once)")
+        yield
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import ClusterError, SparkDLError, StaleWorkerError, WorkerLostError
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.server.monitoring.record import no_event
+from sparkdl.server.monitoring.live import no_event
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
 from sparkdl.spark.jobs import Job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import uuid
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.errors import ClusterError, short
+from sparkdl.config import CheckpointConfig
+from sparkdl.errors import ClusterError, ConfigError, short
 from sparkdl.process import interrupts
 from sparkdl.scheduling.pauses import PausableFit
 from sparkdl.scheduling.policy import JobSpec
+from sparkdl.spark import files
 from sparkdl.ui.history import History
 
 POLL_SECONDS = 0.1
@@ -117,6 +120,32 @@ class Job:
                 interrupts.check()
         return self.done
 
+    def require_apart(self, fit: PausableFit) -> None:
+        """Require that a new fit shares no model, callback or checkpoint folder with this job.
+
+        Raises:
+            ConfigError: it shares one of them.
+        """
+        model = fit.spark_model.model
+        if self.spark_model.model is model:
+            raise ConfigError(
+                f'The model "{model.name}" belongs to the job "{self.name}", which has not '
+                "ended. Wait for it, or submit a copy (keras.models.clone_model)."
+            )
+        callbacks = {id(callback) for callback in fit.callbacks}
+        shared = [callback for callback in self.fit.callbacks if id(callback) in callbacks]
+        if shared:
+            raise ConfigError(
+                f'The callback {type(shared[0]).__name__} belongs to the job "{self.name}", which has not '
+                "ended. Make one for each job."
+            )
+        folder = _folder(fit.checkpoint)
+        if folder is not None and folder == _folder(self.fit.checkpoint):
+            raise ConfigError(
+                f'The checkpoint folder {folder} belongs to the job "{self.name}", which has not ended. '
+                "Choose another folder."
+            )
+
     def cancel(self) -> None:
         """End the job now. Its model has the weights of its last merge. A job that has ended stays as it is.
 
@@ -124,3 +153,10 @@ class Job:
         does not wait, and the job ends before its next epoch.
         """
         self._cancel(self)
+
+
+def _folder(checkpoint: CheckpointConfig | None) -> str | None:
+    """Return the name of a checkpoint folder, the same for all spellings of a local path."""
+    if checkpoint is None:
+        return None
+    return checkpoint.uri.rstrip("/") if files.is_uri(checkpoint.uri) else os.path.realpath(checkpoint.uri)

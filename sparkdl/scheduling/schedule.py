@@ -6,6 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from sparkdl.scheduling.job import Job, State
+from sparkdl.server.monitoring.live import finite
+from sparkdl.server.monitoring.overview import Curve, Table
+
+METRIC = "loss"  # the result whose curves a page shows
+CURVES = 20  # maximum number of curves
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRow:
@@ -62,18 +69,48 @@ class Schedule:
         lines = [list(_cells(None)), *(list(_cells(row)) for row in self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([self._title(), *texts])
+        return "\n".join([self.title(), *texts])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(cell)}</th>" for cell in _cells(None))
         body = "".join(
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(row))}</tr>" for row in self.rows
         )
-        return f"<p>{self._title()}</p><table><tr>{head}</tr>{body}</table>"
+        return f"<p>{self.title()}</p><table><tr>{head}</tr>{body}</table>"
 
-    def _title(self) -> str:
+    def title(self) -> str:
+        """Return the number of slots in use, as text."""
         used = sum(row.slots for row in self.rows if row.state.startswith("running"))
         return f"{used} of {self.slots} slots in use"
+
+
+def table_of(schedule: Schedule, jobs: Sequence[Job]) -> Table:
+    """Return a plan as a table for a page, with the curves of the jobs that have run last.
+
+    Args:
+        schedule: the plan.
+        jobs: the jobs, in the order in which they were submitted.
+    """
+    trained = [job for job in jobs if job.history is not None and job.history.history.get(METRIC)]
+    first, state, *rest = _cells(None)
+    return Table(
+        done=sum(job.done for job in jobs),
+        of=len(jobs),
+        facts=[("Slots", schedule.title())],
+        columns=[(first, "text"), (state, "text"), *((title,) for title in rest)],
+        rows=[list(_cells(row)) for row in schedule],
+        metric=METRIC,
+        curves=[
+            Curve(
+                name=job.name,
+                values=finite(list(job.history.history[METRIC])),
+                best=False,
+                running=job.state is State.RUNNING,
+            )
+            for job in trained[-CURVES:]
+            if job.history is not None
+        ],
+    )
 
 
 def _cells(row: ScheduleRow | None) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 import math
-import os
 import threading
 import time
 import traceback
@@ -22,20 +21,23 @@ from typing import Any
 from weakref import WeakSet
 
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.config import CheckpointConfig, FitConfig, Placement
-from sparkdl.core.validation import positive_seconds, text
+from sparkdl.config import FitConfig, Placement
+from sparkdl.core.validation import positive_seconds, require_flag, text
+from sparkdl.driver.display.progress import LineDisplay
 from sparkdl.driver.epochs import check_callbacks
 from sparkdl.driver.preparation import FitArguments
+from sparkdl.driver.serving import shown
 from sparkdl.errors import ClusterError, ConfigError, short
 from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.process.reasons import reason_of
 from sparkdl.scheduling.job import POLL_SECONDS, Job, State
 from sparkdl.scheduling.pauses import PausableFit, Paused
 from sparkdl.scheduling.policy import JobSpec, Policy
-from sparkdl.scheduling.schedule import Schedule, ScheduleRow
+from sparkdl.scheduling.schedule import Schedule, ScheduleRow, table_of
 from sparkdl.scheduling.simulation import forecast
-from sparkdl.settings import FaultTolerance
-from sparkdl.spark import files
+from sparkdl.server.monitoring.overview import Overview, Table
+from sparkdl.settings import FaultTolerance, Network
 from sparkdl.spark.application import application_of
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class Scheduler:
 
     As a context manager, it waits for all jobs at the end of the ``with`` block, and then raises the error of
     the first job that failed. If the block ends with an exception, all jobs are cancelled. Jobs of a
-    scheduler without a ``with`` block are cancelled when the program ends.
+    scheduler without a ``with`` block are cancelled when the program ends. During the ``with`` block there is
+    a live page with the plan, whose link it prints.
 
     Args:
         slots: the number of slots to use; None: all slots of the application. Required under dynamic
@@ -74,6 +77,8 @@ class Scheduler:
         aging: the seconds of waiting that count as much as one step of priority.
         shares: the weights of shares by name; 1 for a share that is not named. A share of weight 2 gets
             twice the slot-seconds of a share of weight 1 while both have waiting jobs.
+        dashboard: whether there is a live page during the ``with`` block.
+        network: the settings of the page's endpoint; None for the defaults.
 
     Raises:
         ConfigError: an argument is invalid, or the application has fewer slots.
@@ -93,6 +98,8 @@ class Scheduler:
         time_slice: float = Policy.time_slice,
         aging: float = Policy.aging,
         shares: Mapping[str, float] | None = None,
+        dashboard: bool = True,
+        network: Network | None = None,
     ) -> None:
         self._policy = Policy(1 if slots is None else slots, time_slice, aging, shares or {})
         self._cluster = application_of(own_gpus=slots is None)
@@ -101,6 +108,9 @@ class Scheduler:
         self._pausing: tuple[str, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._closed = False
+        self._dashboard, self._network = require_flag("dashboard", dashboard), network or Network()
+        self._page = Cleanup()
+        self._record = Overview("Scheduled fits", "jobs", self._table)
         _schedulers.add(self)
 
     def _slots(self, wanted: int | None) -> int:
@@ -132,6 +142,9 @@ class Scheduler:
         return self.plan()._repr_html_()
 
     def __enter__(self) -> Scheduler:
+        if self._dashboard:
+            note = LineDisplay(0).note
+            self._page.enter_context(shown(self._record, self._cluster, self._network, note))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -141,6 +154,8 @@ class Scheduler:
         finally:
             self._closed = True
             self.cancel()
+            self._record.finish("finished" if error is None else "failed")
+            self._page.close()
 
     @property
     def slots(self) -> int:
@@ -269,6 +284,10 @@ class Scheduler:
         """Cancel all jobs that have not ended; each model has the weights of its last merge."""
         self._cancel(*self.jobs)
 
+    def _table(self) -> Table:
+        """Return the plan for the page."""
+        return table_of(self.plan(), self.jobs)
+
     # The jobs' threads.
 
     def _run(self, job: Job, inherited: list[str]) -> None:
@@ -360,6 +379,7 @@ class Scheduler:
             self._jobs[name].state = State.RUNNING
         self._pausing = decision.pause
         self._changed.notify_all()
+        self._record.publish()
 
     def _cancel(self, *jobs: Job) -> None:
         """Cancel jobs, and wait until those that run have ended."""
@@ -425,27 +445,9 @@ class Scheduler:
         """
         if self._closed:
             raise ConfigError("This scheduler is closed; its with block has ended. Make another one.")
-        model, callbacks = fit.spark_model.model, {id(callback) for callback in fit.callbacks}
-        folder = _folder(fit.checkpoint)
         for job in self._jobs.values():
-            if job.done:
-                continue
-            if job.spark_model.model is model:
-                raise ConfigError(
-                    f'The model "{model.name}" belongs to the job "{job.name}", which has not '
-                    "ended. Wait for it, or submit a copy (keras.models.clone_model)."
-                )
-            shared = [callback for callback in job.fit.callbacks if id(callback) in callbacks]
-            if shared:
-                raise ConfigError(
-                    f'The callback {type(shared[0]).__name__} belongs to the job "{job.name}", which has not '
-                    "ended. Make one for each job."
-                )
-            if folder is not None and folder == _folder(job.fit.checkpoint):
-                raise ConfigError(
-                    f'The checkpoint folder {folder} belongs to the job "{job.name}", which has not ended. '
-                    "Choose another folder."
-                )
+            if not job.done:
+                job.require_apart(fit)
 
     def _name(self, spark_model: SparkModel, name: str | None) -> str:
         """Return the name of a new job.
@@ -480,10 +482,3 @@ def _require_pausable(fit: FitConfig) -> None:
             'every should be "epoch" in the checkpoints of a scheduled fit, which is paused at the end of an '
             f"epoch; got {fit.checkpoint.every!r}. Leave every out."
         )
-
-
-def _folder(checkpoint: CheckpointConfig | None) -> str | None:
-    """Return the name of a checkpoint folder, the same for all spellings of a local path."""
-    if checkpoint is None:
-        return None
-    return checkpoint.uri.rstrip("/") if files.is_uri(checkpoint.uri) else os.path.realpath(checkpoint.uri)

@@ -41,8 +41,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import isfinite
-from types import TracebackType
 from typing import Any, Protocol
 from wsgiref.types import InputStream
 
@@ -66,6 +66,7 @@ from sparkdl.errors import (
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.aggregation import Aggregation, Read
 from sparkdl.server.group_coordinator import GroupCoordinator
+from sparkdl.server.http_server import App, has_token
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
@@ -137,7 +138,7 @@ def make_app(
     metrics_token: str = "",
     page: Page | None = None,
     rows: ArrayBlocks | None = None,
-) -> flask.Flask:
+) -> App:
     """Return the Flask app over a coordinator.
 
     Args:
@@ -152,7 +153,7 @@ def make_app(
     if page is not None:
         page.add_to(app)
     if rows is not None:
-        _add_rows(app, rows)
+        add_rows(app, rows)
     _add_membership(app, store)
 
     @app.post("/v1/exchange")
@@ -175,14 +176,14 @@ def make_app(
     return app
 
 
-def make_rows_app(rows: ArrayBlocks, token: str) -> flask.Flask:
-    """Return the Flask app of a job that only reads rows."""
+def make_plain_app(token: str, add: Callable[[App], object]) -> App:
+    """Return a Flask app without a coordinator, to which a function adds the paths."""
     app = _new_app(token, "", Traffic(), lambda error: None)
-    _add_rows(app, rows)
+    add(app)
     return app
 
 
-def make_shard_app(shard: Exchanges, token: str) -> flask.Flask:
+def make_shard_app(shard: Exchanges, token: str) -> App:
     """Return the Flask app over a worker's shard (``worker.shards``)."""
     traffic = Traffic()
     app = _new_app(token, "", traffic, lambda error: None)
@@ -196,7 +197,7 @@ def make_shard_app(shard: Exchanges, token: str) -> flask.Flask:
 
 def _new_app(
     token: str, metrics_token: str, traffic: Traffic, break_down: Callable[[BaseException], object]
-) -> flask.Flask:
+) -> App:
     """Return an app that checks tokens and answers ``/v1/ping``.
 
     Args:
@@ -205,10 +206,9 @@ def _new_app(
         traffic: counts the refused requests.
         break_down: called with the exception if a request under ``/v1/`` fails with status 500.
     """
-    app = flask.Flask("sparkdl", static_folder=None)
-    app.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
-    app.log_exception = _note_exception  # type: ignore[method-assign, assignment]
+    app = App()
     expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
+    app.secrets.append(partial(has_token, expected))
 
     @app.before_request
     def check_token() -> None:
@@ -227,7 +227,7 @@ def _new_app(
     return app
 
 
-def _add_rows(app: flask.Flask, rows: ArrayBlocks) -> None:
+def add_rows(app: App, rows: ArrayBlocks) -> None:
     """Add the path of the rows."""
 
     @app.get("/v1/rows/<int:task>/<int:index>")
@@ -243,7 +243,7 @@ def _add_rows(app: flask.Flask, rows: ArrayBlocks) -> None:
         )
 
 
-def _add_errors(app: flask.Flask, traffic: Traffic, break_down: Callable[[BaseException], object]) -> None:
+def _add_errors(app: App, traffic: Traffic, break_down: Callable[[BaseException], object]) -> None:
     """Add the answers to requests that are refused or fail."""
 
     def refusal(status: int, message: str) -> ResponseReturnValue:
@@ -277,7 +277,7 @@ def _add_errors(app: flask.Flask, traffic: Traffic, break_down: Callable[[BaseEx
         return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
 
-def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
+def _add_membership(app: App, store: GroupCoordinator) -> None:
     """Add the paths for joining, reports of rows, heartbeats and failures."""
 
     @app.post("/v1/join")
@@ -339,11 +339,7 @@ def _add_membership(app: flask.Flask, store: GroupCoordinator) -> None:
         return {}
 
 
-def _note_exception(info: tuple[type[BaseException], BaseException, TracebackType]) -> None:
-    logger.debug("The endpoint failed.", exc_info=info)
-
-
-def add_hosted_driver(app: flask.Flask, hosted_driver: Any) -> None:
+def add_hosted_driver(app: App, hosted_driver: Any) -> None:
     """Add the paths of a run whose endpoint is in worker 0; ``hosted_driver`` does the driver's part."""
 
     @app.post("/v1/drive")

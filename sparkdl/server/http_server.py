@@ -7,6 +7,7 @@ body many times. It also lets a silent client keep a thread.
 from __future__ import annotations
 
 import errno
+import hmac
 import io
 import logging
 import re
@@ -17,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from wsgiref.types import WSGIApplication
@@ -25,6 +26,7 @@ from wsgiref.types import WSGIApplication
 import cheroot.server
 import cheroot.workers.threadpool
 import cheroot.wsgi
+import flask
 
 from sparkdl.errors import (
     ClusterError,
@@ -41,12 +43,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;.*)?\r\n", re.DOTALL)  # line before a chunk, with its length
+AUTHORIZATION = re.compile(rb"\nauthorization:([^\r\n]*)\r\n", re.IGNORECASE)
 LENGTH_DIGITS = 16  # lengths with this many digits or more are refused
 CHUNK_LINE = 256  # size limit of the line before a chunk
 LINGER_SECONDS = 0.02  # time that a thread waits for the next request of its connection
 STOP_SECONDS = 1  # time that requests under way may take once the server should stop
 CHECK_SECONDS = 0.1  # time between two checks of connections without a request
 IDLE_SECONDS = 60  # time that a connection may be silent
+
+
+class App(flask.Flask):
+    """A Flask app that recognises heads of requests by the secrets in them, before they are parsed.
+
+    Attributes:
+        secrets: functions that return True if a head has the secret of the run, or of one of its pages.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("sparkdl", static_folder=None)
+        self.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
+        self.secrets: list[Callable[[bytes], bool]] = []
+
+    def log_exception(self, exc_info: Any) -> None:
+        """Log an exception of a request at debug level, because any client may cause many of them."""
+        logger.debug("The endpoint failed.", exc_info=exc_info)
+
+    def admits(self, head: bytes) -> bool:
+        """Return True if the head of a request has a secret."""
+        return any(has_secret(head) for has_secret in self.secrets)
+
+
+def has_token(tokens: list[bytes], head: bytes) -> bool:
+    """Return True if a head has one of some values of the header Authorization."""
+    given = AUTHORIZATION.search(head)
+    return given is not None and any(hmac.compare_digest(given[1].strip(), token) for token in tokens)
 
 
 class _Raw(socket.SocketIO):
@@ -275,6 +305,7 @@ class _Server(cheroot.wsgi.Server):
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # cheroot's limit is ten; every worker keeps a connection open
     unbound: OSError | None = None  # error of a failed bind
+    admits: Callable[[bytes], bool]
     _connections: PendingConnections
 
     def clear_stats(self) -> None:
@@ -355,6 +386,7 @@ def serve(
     """
     server = _listen(app, bind_address, port, num_workers, num_viewers=num_viewers)
     server.tls = context
+    server.admits = app.admits if isinstance(app, App) else lambda head: True
     thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
     try:
         try:
@@ -368,6 +400,7 @@ def serve(
             thread.join()
         # cheroot's objects form reference cycles, which would keep the app and its coordinator in memory.
         server.wsgi_app = None
+        del server.admits
 
 
 def _listen(

@@ -15,11 +15,13 @@ from sparkdl.core.lazy import loader
 _HOMES = {
     "Parameters": "sparkdl.tune.parameters",
     "SearchResult": "sparkdl.tune.result",
+    "cross_validated": "sparkdl.tune.cross_validation",
     "search": "sparkdl.tune.searching",
 }
-__all__ = ["Parameters", "SearchResult", "search"]
+__all__ = ["Parameters", "SearchResult", "cross_validated", "search"]
 
 if TYPE_CHECKING:
+    from sparkdl.tune.cross_validation import cross_validated
     from sparkdl.tune.parameters import Parameters
     from sparkdl.tune.result import SearchResult
     from sparkdl.tune.searching import search

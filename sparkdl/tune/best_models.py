@@ -77,6 +77,10 @@ class BestModels:
                 if self._folder is not None:
                     files.discard(model, context=self._context)
 
+    def has(self, number: int) -> bool:
+        """Return True if the model of a trial was kept."""
+        return number in self._kept
+
     def get(self, count: int | None) -> list[Any]:
         """Return the models of the best ``count`` trials of the study, or all that were kept, best first.
 

@@ -15,6 +15,7 @@ from sparkdl.errors import ConfigError, ModelError, short
 from sparkdl.modeling import signature
 from sparkdl.modeling.keras_types import Model
 from sparkdl.tune import combined, members
+from sparkdl.tune.rows import Rows
 from sparkdl.ui.history import History
 
 Voting: TypeAlias = Literal["soft", "hard"]
@@ -40,7 +41,8 @@ class Ensemble:
 
     Attributes:
         model: the Keras model of the ensemble, which is compiled.
-        histories: the History of each member, if ``fit`` trained them.
+        histories: the History of each member if ``fit`` trained them; after ``stack``, that of the training
+            of the weights; otherwise empty.
 
     Raises:
         ConfigError: an argument cannot be honoured.
@@ -116,8 +118,8 @@ class Ensemble:
         """Train replicas of a model separately, and return their ensemble.
 
         The members differ in their initial weights and the order of their rows, and with ``bootstrap`` also
-        in their rows (Breiman, Bagging Predictors, 1996). A worker trains each, as many of them at the same
-        time as the application has slots.
+        in their rows (Breiman, Bagging Predictors, 1996). By default one worker trains each member. As many
+        members are trained at the same time as the slots allow; with dynamic allocation, all of them.
 
         Args:
             build: a function without arguments that returns a compiled model. Layers without a seed of
@@ -126,14 +128,14 @@ class Ensemble:
             y: as in ``SparkModel.fit``.
             sample_weight: as in ``SparkModel.fit``.
             num_members: number of members.
-            bootstrap: whether each member is trained on rows that are drawn with replacement: as many as
-                there are, or about as many of an RDD or a DataFrame. ``validation_split`` would hold out
-                rows of which others are copies; pass ``validation_data``.
+            bootstrap: whether each member is trained on rows drawn with replacement: exactly as many as there
+                are in arrays, approximately as many in an RDD or a DataFrame. Pass ``validation_data`` with
+                it, not ``validation_split``, whose rows would have copies among the training rows.
             seed: the seed of all random choices; None draws one.
             voting: as in ``Ensemble``.
             spread: as in ``Ensemble``.
-            settings: arguments of each member's ``SparkModel``. The defaults here are ``num_workers=1``,
-                with one worker ``frequency="epoch"``, and ``dashboard=False``.
+            settings: arguments of each member's ``SparkModel``. The defaults here are ``num_workers=1``
+                and ``dashboard=False``, and ``frequency="epoch"`` if ``num_workers`` is 1.
             options: other arguments of ``SparkModel.fit``, such as ``epochs``. Callbacks are copied for each
                 member. ``verbose`` is 0 by default.
 
@@ -153,7 +155,7 @@ class Ensemble:
             whole_number("seed", seed, least=0)
         seeds = [int(each) for each in np.random.SeedSequence(seed).generate_state(count)]
         training = members.Training(settings or {}, options, require_flag("bootstrap", bootstrap))
-        rows = members.Rows(x, y, sample_weight)
+        rows = Rows(x, y, sample_weight)
         models, histories = members.train(build, rows, seeds, training)
         ensemble = cls(models, voting=voting, spread=spread)
         ensemble.histories = histories
@@ -173,9 +175,9 @@ class Ensemble:
     ) -> Ensemble:
         """Learn the weights of the members on rows that they were not trained on; return a new ensemble.
 
-        The weights minimize the members' loss. They begin equal, stay positive and sum to 1, which keeps
-        stacked models from fitting the noise of the held-out rows (Breiman, Stacked Regressions, 1996). Adam
-        trains them, while the members are frozen.
+        The weights minimize the loss of the combined prediction. They begin equal, stay positive and sum to
+        1, which keeps stacked models from fitting the noise of the held-out rows (Breiman, Stacked
+        Regressions, 1996). Adam trains them, while the members are frozen.
 
         Args:
             x: held-out rows, as in ``SparkModel.fit``.
@@ -307,7 +309,7 @@ def _sequence(name: str, value: Any) -> list[Any]:
         ConfigError: it is something else.
     """
     if not isinstance(value, list | tuple) or not value:
-        raise ConfigError(f"{name} should be a list of at least one; got {value!r}.")
+        raise ConfigError(f"{name} should be a list or a tuple with at least one element; got {value!r}.")
     return list(value)
 
 

@@ -7,27 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-from pyspark import RDD
-
 from sparkdl.api.spark_model import SparkModel
-from sparkdl.data.arrays import array_of, is_array
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import checks
 from sparkdl.modeling.keras_types import Model
 from sparkdl.spark.application import application_of
+from sparkdl.tune.rows import Rows, require_samples, resampled
 from sparkdl.tune.side_by_side import own_callbacks, run_threads, seeded, settings_of
 from sparkdl.ui.history import History
 
 OF_ONE_FIT = "checkpoint", "resume"  # arguments of fit that several fits cannot share
-
-
-class Rows(NamedTuple):
-    """The rows that members are trained on, as arguments of ``SparkModel.fit``."""
-
-    x: Any
-    y: Any = None
-    sample_weight: Any = None
 
 
 class Training(NamedTuple):
@@ -67,7 +56,7 @@ def train(
         )
     settings = settings_of(training.settings)
     if training.bootstrap:
-        _require_samples(rows)
+        require_samples(rows, "bootstrap=True")
     cluster = application_of(getattr(rows.x, "sparkSession", None))
     at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // settings["num_workers"])
     own_callbacks(training.fit.get("callbacks"))  # refuses those that cannot be copied
@@ -141,51 +130,3 @@ def side_by_side(
     if errors:
         raise errors[0]
     return results
-
-
-def resampled(rows: Rows, seed: int) -> Rows:
-    """Return a bootstrap sample of rows: as many, drawn with replacement.
-
-    Of an RDD or a DataFrame Spark draws each row a number of times that has the Poisson distribution with
-    mean 1, so the number of rows is only about the same.
-    """
-    if _is_distributed(rows.x):
-        return rows._replace(x=rows.x.sample(True, 1.0, seed))
-    count = len(_first_array(rows.x))
-    places = np.random.default_rng(seed).integers(count, size=count)
-    return Rows(*(_taken(part, places) for part in rows))
-
-
-def _require_samples(rows: Rows) -> None:
-    """Require rows from which a bootstrap sample can be drawn.
-
-    Raises:
-        ConfigError: the rows are of another kind.
-    """
-    if callable(rows.x) and not is_array(rows.x):
-        raise ConfigError(
-            "bootstrap=True needs arrays, an RDD or a DataFrame; got a function. Draw the sample in the "
-            "function, or leave bootstrap out."
-        )
-
-
-def _is_distributed(x: Any) -> bool:
-    return isinstance(x, RDD) or hasattr(x, "sparkSession")
-
-
-def _first_array(x: Any) -> Any:
-    """Return the first array of a structure of arrays."""
-    while isinstance(x, dict | tuple) or (isinstance(x, list) and x and is_array(x[0])):
-        x = next(iter(x.values() if isinstance(x, dict) else x))
-    return x
-
-
-def _taken(part: Any, places: Any) -> Any:
-    """Return the rows at some places of an array, or of each array in a structure."""
-    if part is None:
-        return None
-    if isinstance(part, dict):
-        return {name: _taken(each, places) for name, each in part.items()}
-    if isinstance(part, tuple) or (isinstance(part, list) and part and is_array(part[0])):
-        return type(part)(_taken(each, places) for each in part)
-    return part.iloc[places] if hasattr(part, "iloc") else array_of(part)[places]

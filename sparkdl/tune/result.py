@@ -12,11 +12,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.driver.training_record import lines_of, table_of
 from sparkdl.errors import ConfigError
+from sparkdl.spark.application import application_of
 from sparkdl.tune.best_models import ranked
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
+    from pyspark.sql import DataFrame
 
 REPEATS = "repeats"  # a trial attribute: the number of the interrupted or lost trial that it repeats
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -96,6 +98,14 @@ class SearchResult:
 
         return pd.DataFrame([_row(trial, state) for trial, state in self._states()])
 
+    def to_spark(self) -> DataFrame:
+        """Return the table of trials as a Spark DataFrame.
+
+        A parameter whose values have several types is a column of strings.
+        """
+        frame: DataFrame = application_of(None).session.createDataFrame(self.trials.apply(_of_one_type))
+        return frame
+
     def curves(self, name: str | None = None) -> pd.DataFrame:
         """Return a result of each epoch, as a pandas DataFrame; its ``plot()`` draws the curves.
 
@@ -131,13 +141,9 @@ class SearchResult:
 
     def _states(self) -> list[tuple[FrozenTrial, str]]:
         """Return each trial that has begun, with its state as a word."""
+        states = states_of(self.study)
         trials = self.study.get_trials(deepcopy=False)
-        repeated = repeated_trials(trials)
-        return [
-            (trial, "repeated" if trial.number in repeated else STATES.get(trial.state, "running"))
-            for trial in trials
-            if trial.state != TrialState.WAITING
-        ]
+        return [(trial, states[trial.number]) for trial in trials if trial.number in states]
 
     def _summary(self) -> dict[str, str]:
         states = [state for _, state in self._states()]
@@ -161,6 +167,26 @@ class SearchResult:
 def repeated_trials(trials: list[FrozenTrial]) -> set[int]:
     """Return the numbers of the trials that were interrupted or lost, and that another trial repeats."""
     return {trial.user_attrs[REPEATS] for trial in trials if REPEATS in trial.user_attrs}
+
+
+def states_of(study: Study) -> dict[int, str]:
+    """Return the state of each trial that has begun, as a word, by its number."""
+    trials = study.get_trials(deepcopy=False)
+    repeated = repeated_trials(trials)
+    return {
+        trial.number: "repeated" if trial.number in repeated else STATES.get(trial.state, "running")
+        for trial in trials
+        if trial.state != TrialState.WAITING
+    }
+
+
+def _of_one_type(column: pd.Series) -> pd.Series:
+    """Return a column whose values have one type or are None."""
+    if column.dtype != object:
+        return column
+    known = column[column.notna()]
+    values = known if known.map(type).nunique() == 1 else known.map(str)
+    return values.reindex(column.index).where(column.notna(), None)
 
 
 def _row(trial: FrozenTrial, state: str) -> dict[str, Any]:

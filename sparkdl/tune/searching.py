@@ -9,23 +9,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import keras
 from optuna import Study
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
 from sparkdl.api.spark_model import SparkModel
+from sparkdl.api.tracking import logged_search
 from sparkdl.config import Verbose
-from sparkdl.core.validation import text, whole_number
+from sparkdl.core.validation import require_flag, text, whole_number
 from sparkdl.data.arrays import is_array
 from sparkdl.data.shared_rows import forget_in_task
 from sparkdl.driver.display.progress import Display, LineDisplay
+from sparkdl.driver.serving import shown
 from sparkdl.errors import ConfigError, short
 from sparkdl.process.interrupts import Cleanup
+from sparkdl.settings import Network
 from sparkdl.sources.resolve import SharedArrays
 from sparkdl.spark.application import SparkApplication, application_of
-from sparkdl.tune.best_models import BestModels
+from sparkdl.tune.best_models import BestModels, ranked
+from sparkdl.tune.cross_validation import CrossValidated, require_build
 from sparkdl.tune.parameters import size_of, space_of
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.side_by_side import settings_of
@@ -63,13 +66,14 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     directory: str | None = None,
     settings: Mapping[str, Any] | None = None,
     verbose: Verbose = "auto",
+    dashboard: bool = True,
     **fit_arguments: Any,
 ) -> SearchResult:
     """Search for the hyper-parameters of a model: each trial is a fit on the cluster.
 
-    Trials run side by side, as many as there are slots. After each epoch a trial reports ``metric``, and the
-    pruner may end it, except after its last epoch. The value of a trial is its best epoch, and its model has
-    the weights of that epoch.
+    Trials run side by side, as many as the slots allow. After each epoch a trial reports ``metric``, and the
+    pruner may end it, except after its last epoch. The value of a trial is the result of its best epoch,
+    and its model has the weights of that epoch.
 
     Args:
         build: a function that returns a compiled model, or a model and a dict of arguments of its fit, such
@@ -77,15 +81,16 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             has the methods of ``optuna.Trial`` and of ``keras_tuner.HyperParameters``; or, with ``space``,
             with the values as keyword arguments. A ``keras_tuner.HyperModel`` works too. A function that
             returns a number is an objective: that number is the value of the trial.
+            ``cross_validated`` makes a function whose trials are cross-validated.
         data: training rows, as ``SparkModel.fit`` takes them: a tuple (x, y) or (x, y, sample_weight) of
             arrays, an RDD, a DataFrame, or a function. None for an objective that needs none.
-        space: the range of each parameter by name: a tuple (low, high) or (low, high, "log"), both included,
-            of whole numbers or of others; a list of values; or a distribution of Optuna. None: ``build``
-            asks for its parameters.
+        space: the range of each parameter by name: a tuple (low, high) or (low, high, "log"), which includes
+            both ends, of whole numbers if both ends are whole and of floats otherwise; a list of values; or a
+            distribution of Optuna. None: ``build`` asks for its parameters.
         metric: the name of the result to optimize.
         direction: "minimize" or "maximize"; by default it follows from the metric's name.
-        num_trials: number of trials, with those that the study has already. Trials that were interrupted, or
-            lost with an executor and tried again, do not count.
+        num_trials: total number of trials, including those that the study has finished already. Trials that
+            were interrupted, or lost with an executor and tried again, do not count.
         parallelism: the number of trials at a time; by default, as many as there are slots for.
         workers_per_trial: the number of workers of each trial.
         epochs: maximum number of epochs of a trial.
@@ -106,10 +111,12 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             first.
         keep: the number of best models to keep.
         directory: a folder for the best models, which a resumed search needs: a local path or a URI. The
-            models of a study are in a folder of its name there.
+            models of a study are in a subfolder named after the study.
         settings: settings of each ``SparkModel``, such as ``{"mode": "asynchronous"}``. With one worker the
             default of ``frequency`` is "epoch", which gives the results of plain Keras.
         verbose: 0 is silent; otherwise each trial that ends prints a line.
+        dashboard: whether the search has a live page, whose link it prints (docs/how-to/watch.md). With
+            ``verbose=0`` there is none.
         fit_arguments: further arguments of ``SparkModel.fit``, such as ``features_col`` or ``class_weight``.
             Each trial gets copies of ``callbacks``.
 
@@ -131,16 +138,16 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         >>> search(build, (x, y), space, validation_split=0.2, epochs=10).best_params  # doctest: +SKIP
         {'units': 203, 'rate': 0.0029}
     """
-    if isinstance(build, keras.Model) or not callable(build) and not hasattr(build, "build"):
-        raise ConfigError(f"build should be a function, or a HyperModel of KerasTuner; got {build!r:.100}.")
+    require_build(build)
     chosen = None if space is None else space_of(space)
     better = direction_of(text("metric", metric), direction)
     for name, number in (("num_trials", num_trials), ("epochs", epochs), ("keep", keep)):
         whole_number(name, number)
+    require_flag("dashboard", dashboard)
     of_fit = _known("fit_arguments", SparkModel.fit, fit_arguments) | {"epochs": epochs, "verbose": 0}
     of_fit |= {"batch_size": batch_size, "validation_data": validation_data}
     of_fit |= {"validation_split": validation_split, "seed": _order(seed)}
-    _require_validation(metric, of_fit)
+    _require_validation(build, data, metric, of_fit)
     of_model = _settings(settings, workers_per_trial)
     study = make_study(storage, study_name, better, sampler=sampler, pruner=pruner, seed=seed, epochs=epochs)
     cluster = application_of(getattr(data, "sparkSession", None))
@@ -162,10 +169,44 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     )
     display = LineDisplay(epochs) if verbose != 0 else Display(epochs)
     run = StudyRun(study, runner, best, space=chosen, num_trials=num_trials, display=display)
+    return _executed(run, cluster, threads, rows=name, page=dashboard and verbose != 0)
+
+
+def _executed(
+    run: StudyRun, cluster: SparkApplication, threads: int, *, rows: str, page: bool
+) -> SearchResult:
+    """Run the trials of a search, show and log it, and return its result.
+
+    Args:
+        run: the trials.
+        cluster: the Spark application.
+        threads: the number of trials at a time.
+        rows: the name of the rows that executors keep during the search.
+        page: whether there is a live page.
+    """
+    study, runner = run.study, run.runner
+    about = {
+        "metric": runner.metric,
+        "direction": study.direction.name.lower(),
+        "sampler": type(study.sampler).__name__,
+        "pruner": type(study.pruner).__name__,
+        "num_trials": run.num_trials,
+        "parallelism": threads,
+        "workers_per_trial": runner.settings["num_workers"],
+        "epochs": runner.fit_arguments["epochs"],
+    }
     with Cleanup() as stack:
-        stack.callback(_forget, cluster, name)
+        stack.callback(_forget, cluster, rows)
+        if page:
+            network = runner.settings.get("network") or Network()
+            stack.enter_context(shown(run.record, cluster, network, run.display.note))
+        runner.log = stack.enter_context(logged_search(about))
         run.execute(cluster, threads)
-    return SearchResult(study, metric, best.get)
+        result = SearchResult(study, runner.metric, run.best.get)
+        if ranked(study):
+            model = (lambda: result.best_model) if run.best.has(result.best_trial.number) else None
+            runner.log.log_best(result.best_params, {runner.metric: result.best_value}, model)
+    return result
 
 
 def _rows(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -239,12 +280,16 @@ def _known(name: str, function: Callable[..., Any], given: Mapping[str, Any]) ->
     return dict(given)
 
 
-def _require_validation(metric: str, arguments: Mapping[str, Any]) -> None:
-    """Require validation rows if the metric is a result of validation.
+def _require_validation(build: Any, data: Any, metric: str, arguments: Mapping[str, Any]) -> None:
+    """Require validation rows if the metric is a result of validation, or rows for cross-validation.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or both.
     """
+    if isinstance(build, CrossValidated):
+        given = {name: arguments[name] for name in ("validation_data", "validation_split")}
+        build.require(data, **given)
+        return
     held = arguments.get("validation_split") or arguments.get("validation_indicator_col")
     if metric.startswith("val_") and not held and arguments["validation_data"] is None:
         raise ConfigError(

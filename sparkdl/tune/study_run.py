@@ -11,10 +11,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sparkdl.driver.display.progress import Display, value_text
 from sparkdl.errors import SearchError, SparkDLError
 from sparkdl.process.reasons import reason_of
+from sparkdl.server.monitoring.live import State
+from sparkdl.server.monitoring.overview import Overview
 from sparkdl.spark.application import SparkApplication
 from sparkdl.tune.best_models import BestModels
-from sparkdl.tune.result import REPEATS, repeated_trials
+from sparkdl.tune.result import REPEATS, repeated_trials, states_of
 from sparkdl.tune.side_by_side import run_threads
+from sparkdl.tune.trial_table import COMPLETE, REPEATED, TrialTable
 from sparkdl.tune.trials import Outcome, TrialRunner
 
 RECORDED = "results", "best_epoch", "reason", "traceback"  # of an outcome, as attributes of the trial
@@ -32,6 +35,9 @@ class StudyRun:
         space: the distributions of the parameters; None: the trials ask for them.
         num_trials: number of trials, with the finished ones of the study.
         display: prints lines.
+
+    Attributes:
+        record: the record of the search for its live page.
     """
 
     def __init__(
@@ -46,6 +52,11 @@ class StudyRun:
     ) -> None:
         self.study, self.runner, self.best = study, runner, best
         self.space, self.num_trials, self.display = space, num_trials, display
+        self.table = TrialTable(runner.metric, maximize=runner.maximize, num_trials=num_trials)
+        name = f"Search for {'a large' if runner.maximize else 'a small'} {runner.metric}"
+        self.record = Overview(name, "trials", self.table.read, stops="after the trials that are running")
+        self.table.changed = self.record.publish
+        runner.reported = self.table.report
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._exhausted = False
@@ -66,8 +77,10 @@ class StudyRun:
         """
         # A sampler calls this method of the study when it has tried its whole grid.
         self.study.stop = self._exhaust  # type: ignore[method-assign]
+        state: State = "stopped"  # after Ctrl-C
         try:
             self._resume()
+            self.table.load(self.study, states_of(self.study))
             run_threads(
                 cluster,
                 self._work,
@@ -75,18 +88,28 @@ class StudyRun:
                 name="sparkdl-trials",
                 stop=self._stop,
                 failed=lambda: self.error is not None,
-                idle=self.runner.builds.serve,
+                idle=self._idle,
             )
+            state = "failed" if self.error else "stopped" if self.record.stop_request else "finished"
         finally:
             del self.study.stop
+            self.record.finish(state, "" if self.error is None else reason_of(self.error))
         if self.error is not None:
             raise self.error
         if not self._succeeded:
-            raise SearchError(
-                f"No trial succeeded. The last one failed: {self._failures[-1]}"
-                if self._failures
-                else "No trial succeeded."
-            )
+            last = f" The last one failed: {self._failures[-1]}" if self._failures else ""
+            stopped = self.record.stop_request is not None
+            none = "The search was stopped before a trial succeeded." if stopped else "No trial succeeded."
+            raise SearchError(none + last)
+
+    def _idle(self, seconds: float) -> None:
+        """Make a call of a trial in the main thread, and follow the requests of the page's viewers."""
+        self.runner.builds.serve(seconds)
+        if self.record.stop_request == "now":
+            self._stop()
+        elif self.record.stop_request == "epoch":
+            with self._lock:
+                self._left = 0
 
     def _stop(self) -> None:
         """Begin no more trials, and end the fits that are under way."""
@@ -117,7 +140,9 @@ class StudyRun:
             if self._exhausted and not self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
                 return None
             self._left -= 1
-            return self.study.ask(self.space)
+            trial = self.study.ask(self.space)
+            self.table.begin(trial.number)
+            return trial
 
     def _finish(self, trial: Trial, outcome: Outcome) -> None:
         """Tell the study how a trial ended."""
@@ -135,7 +160,7 @@ class StudyRun:
                 self._ended, self._succeeded = self._ended + 1, True
                 state = TrialState.PRUNED if outcome.pruned else None
                 self.study.tell(trial, outcome.value, state=state)
-                self.display.note(self._line(trial, outcome))
+                self._show(trial, outcome)
         self.best.trim()
 
     def _keep(self, trial: Trial, value: float, model: Any) -> None:
@@ -159,7 +184,7 @@ class StudyRun:
         self._ended += 1
         self._failures.append(outcome.reason)
         self.study.tell(trial, state=TrialState.FAIL)
-        self.display.note(self._line(trial, outcome))
+        self._show(trial, outcome)
         if not self._succeeded and len(self._failures) - self._earlier >= FAILURES:
             failed = len(self._failures) - self._earlier
             raise SearchError(f"The first {failed} trials failed, the last one with {outcome.reason}")
@@ -168,6 +193,7 @@ class StudyRun:
         """Queue another trial with the parameters of this one, which ends and does not count."""
         self.study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number, **attributes})
         self.study.tell(trial.number, state=TrialState.FAIL)
+        self.table.end(trial.number, trial.params, REPEATED)
 
     def _resume(self) -> None:
         """Count the trials that have ended, and repeat those that were under way when a driver died."""
@@ -187,6 +213,14 @@ class StudyRun:
 
     def _exhaust(self) -> None:
         self._exhausted = True
+
+    def _show(self, trial: Trial, outcome: Outcome) -> None:
+        """Show the end of a trial."""
+        line = self._line(trial, outcome)
+        self.display.note(line)
+        self.record.add_event(line, "error" if outcome.reason else "info")
+        state = "failed" if outcome.reason else "pruned" if outcome.pruned else COMPLETE
+        self.table.end(trial.number, trial.params, state, outcome.value, outcome.reason)
 
     def _line(self, trial: Trial, outcome: Outcome) -> str:
         """Return the line of a trial that has ended."""

@@ -19,13 +19,17 @@ from optuna import Trial
 from optuna.exceptions import TrialPruned
 
 from sparkdl.api.spark_model import SparkModel
+from sparkdl.api.tracking import LoggedSearch
 from sparkdl.errors import ClusterError, ConfigError, SparkDLError, WorkerLostError
-from sparkdl.modeling import keras_internals
+from sparkdl.modeling import keras_internals, serialization
 from sparkdl.process.reasons import reason_of
+from sparkdl.tune.cross_validation import CrossValidated
 from sparkdl.tune.parameters import Parameters
+from sparkdl.tune.report import FoldReport, Report, Reported
+from sparkdl.tune.rows import Rows
 from sparkdl.tune.side_by_side import own_callbacks, seeded
 
-# Arguments of a fit that leave the rows of each worker as they are.
+# Arguments that a trial may set and still use the shared rows, whose name has the size of batches.
 SAME_ROWS = {"batch_size", "epochs", "callbacks", "validation_batch_size", "validation_freq"}
 LOST = WorkerLostError, ClusterError  # a trial that ends with one of these is tried once more
 
@@ -55,65 +59,6 @@ class Outcome:
     traceback: str = ""
     again: bool = False
     interrupted: bool = False
-
-
-class Report(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports the result of each epoch, keeps the best weights, and ends a trial that the pruner gives up.
-
-    Args:
-        trial: the trial.
-        metric: the name of the result to report.
-        maximize: whether a larger result is better.
-        stopping: set when the search ends.
-
-    Attributes:
-        best: the best result so far; None if there is none.
-        best_epoch: its epoch, counted from 1; 0 if there is none.
-        weights: the weights at the end of that epoch.
-        pruned: whether the pruner has ended the trial.
-        results: the results of all epochs, by name.
-        refusal: the error if the results do not include the metric.
-    """
-
-    def __init__(self, trial: Trial, metric: str, *, maximize: bool, stopping: threading.Event) -> None:
-        super().__init__()
-        self.trial, self.metric, self.maximize, self.stopping = trial, metric, maximize, stopping
-        self.best: float | None = None
-        self.best_epoch, self.weights = 0, None
-        self.pruned = False
-        self.results: dict[str, list[float]] = {}
-        self.refusal: ConfigError | None = None
-
-    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        """End the fit if the search ends."""
-        if self.stopping.is_set():
-            self.model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Report the result of the epoch, and end the fit if the pruner says so before the last epoch.
-
-        Raises:
-            ConfigError: the results do not include the metric.
-        """
-        scalars = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
-        for name, value in scalars.items():
-            self.results.setdefault(name, []).append(value)
-        if self.metric not in scalars:
-            self.refusal = ConfigError(
-                f"metric should be a result of an epoch ({', '.join(scalars)}); got {self.metric!r}."
-            )
-            raise self.refusal
-        value = scalars[self.metric]
-        if not math.isnan(value) and (self.best is None or self._is_better(value, self.best)):
-            self.best, self.best_epoch, self.weights = value, epoch + 1, self.model.get_weights()
-        self.trial.report(value, epoch + 1)
-        if self.stopping.is_set():
-            self.model.stop_training = True
-        elif self.trial.should_prune() and epoch + 1 < self.params["epochs"]:
-            self.pruned = self.model.stop_training = True
-
-    def _is_better(self, value: float, other: float) -> bool:
-        return value > other if self.maximize else value < other
 
 
 class MainThread:
@@ -165,17 +110,21 @@ class TrialRunner:
         build: the user's function, or a HyperModel of KerasTuner.
         spread: whether the function takes the values of the space as keyword arguments.
         data: the positional arguments of each fit.
-        shared: the same, for fits with the same training and validation rows.
+        shared: ``data`` with arrays as SharedArrays, which executors keep from one fit to the next; used
+            unless the arguments of a trial may change the rows.
         fit_arguments: the keyword arguments of each fit.
         settings: the settings of each SparkModel.
         metric: the name of the result that is the value of a trial.
         maximize: whether a larger value is better.
-        seed: the seed of the first trial's weights, which the next trials count on from; None: not seeded.
+        seed: the seed of the initial weights: trial n uses ``seed + n``; None: not seeded.
         stopping: set when the search ends.
+        reported: called after each epoch of a trial.
+        log: logs the fits to MLflow, if its autologging is on.
         running: the models that are being trained, by the number of their trials.
         builds: calls the function in the main thread if there is data, since Keras keeps settings, such as
             the dtype policy, by thread. An objective is called in the trial's own thread.
-        names: the numbers of the default names of layers, from which each model is built.
+        names: Keras's counters for the default names of layers when the search began. The names of each model
+            start from them, so that equal models have equal names.
     """
 
     build: Any
@@ -188,6 +137,8 @@ class TrialRunner:
     maximize: bool
     seed: int | None
     stopping: threading.Event = field(default_factory=threading.Event)
+    reported: Reported = lambda number, params, results: None
+    log: LoggedSearch = field(default_factory=lambda: LoggedSearch({}))
     running: dict[int, keras.Model] = field(default_factory=dict)
     builds: MainThread = field(default_factory=MainThread)
     names: dict[str, int] = field(default_factory=keras_internals.default_names)
@@ -198,9 +149,13 @@ class TrialRunner:
         Raises:
             ConfigError: the results do not include the metric.
         """
-        report = Report(trial, self.metric, maximize=self.maximize, stopping=self.stopping)
+        kind = FoldReport if isinstance(self.build, CrossValidated) else Report
+        report = kind(
+            trial, self.metric, maximize=self.maximize, stopping=self.stopping, reported=self.reported
+        )
         try:
-            outcome = self._train(trial, report)
+            with self.log.trial(trial.number, lambda: dict(trial.params)):
+                outcome = self._train(trial, report)
         except TrialPruned:
             outcome = Outcome(pruned=True)
         except CancelledError:
@@ -234,6 +189,8 @@ class TrialRunner:
             raise ConfigError("build returned a model, but there is no data to train it on. Pass data=.")
         self.running[trial.number] = model
         arguments = self.fit_arguments | dict(own)
+        if isinstance(report, FoldReport):
+            return self._cross_validate(model, arguments, report)
         arguments["callbacks"] = [*own_callbacks(arguments.get("callbacks")), report]
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
@@ -245,12 +202,30 @@ class TrialRunner:
             return Outcome(pruned=True)
         if self.stopping.is_set():
             return Outcome(interrupted=True)
-        if not hasattr(fitted, "history"):
+        # The fit of a HyperModel may return something else, or leave the callbacks out.
+        if not hasattr(fitted, "history") or not report.results:
             return _outcome_of(self._value(fitted), model)
         if report.best is None:
             return Outcome(reason=f"{self.metric} was not a number in any epoch.")
         model.set_weights(report.weights)
         return Outcome(value=report.best, model=model)
+
+    def _cross_validate(self, model: keras.Model, arguments: dict[str, Any], report: FoldReport) -> Outcome:
+        """Train a copy of the model for each fold."""
+        rows = Rows(*self.data)._replace(sample_weight=arguments.pop("sample_weight", None))
+        folds = self.build.folds(rows, arguments["seed"])
+        for place, (training, held) in enumerate(folds):
+            copy = serialization.copy_of(model, self.settings.get("custom_objects"))
+            self.running[report.trial.number] = copy
+            callbacks = [*own_callbacks(arguments.get("callbacks")), report]
+            of_fold = {"validation_data": held.as_data(), "callbacks": callbacks}
+            SparkModel(copy, **self.settings).fit(**training._asdict(), **arguments | of_fold)
+            if self.stopping.is_set():
+                return Outcome(interrupted=True)
+            report.end_fold(last=place + 1 == self.build.num_folds)
+            if report.pruned:
+                return Outcome(pruned=True)
+        return _outcome_of(math.nan if report.best is None else report.best, None)
 
     def _value(self, fitted: Any) -> float:
         """Return the value that the fit of a HyperModel returned: a number, a dict, or a list of these."""
@@ -283,7 +258,7 @@ def _outcome_of(value: float, model: keras.Model | None) -> Outcome:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the traceback of an error as text: of a WorkerError, the one of the worker."""
+    """Return the traceback of an error as text: the worker's own one, if the error has it."""
     own = getattr(error, "traceback", "")
     if isinstance(error, SparkDLError) and own:
         return str(own)

@@ -245,8 +245,8 @@ def two_outputs():
 @pytest.mark.parametrize(
     ("models", "options", "error", "message"),
     [
-        (list, {}, ConfigError, r"models should be a list of at least one; got \[\]"),
-        (lambda: network(), {}, ConfigError, "models should be a list of at least one; got <Sequential"),
+        (list, {}, ConfigError, r"models should be a list or a tuple with at least one element; got \[\]"),
+        (lambda: network(), {}, ConfigError, "with at least one element; got <Sequential"),
         (lambda: [network(), 3], {}, ModelError, "model should be a keras.Model; got int"),
         (
             lambda: [network(), network(4, name="wide")],

@@ -227,3 +227,32 @@ def test_model_selection_is_logged_by_mlflow_alone(estimator, frames, runs):
 
     assert 3 == len(runs())
     assert {"pyspark.ml"} == {each.data.tags["mlflow.autologging"] for each in runs()}
+
+
+def test_the_trials_of_a_search_are_child_runs(problem, mlflow, runs):
+    """A search is a run with the best trial; its trials are child runs with their parameters and results."""
+    pytest.importorskip("optuna")
+    from sparkdl import tune
+
+    mlflow.keras.autolog(log_datasets=False)
+
+    def build(rate):
+        return problem.model(keras.optimizers.SGD(rate))
+
+    options = {"sampler": "grid", "pruner": "none", "epochs": 2, "validation_split": 0.2, "verbose": 0}
+    result = tune.search(build, (problem.x, problem.y), {"rate": [0.01, 0.3]}, seed=1, **options)
+
+    parent, *children = sorted(runs(), key=lambda run: "mlflow.parentRunId" in run.data.tags)
+    assert {parent.info.run_id} == {run.data.tags["mlflow.parentRunId"] for run in children}
+    assert {"trial 0", "trial 1"} == {run.info.run_name for run in children}
+    assert {"0.01", "0.3"} == {run.data.params["rate"] for run in children}
+    assert {"FINISHED"} == {run.info.status for run in (parent, *children)}
+    best = next(run for run in children if run.info.run_name == f"trial {result.best_trial.number}")
+    curve = result.curves()[result.best_trial.number]
+    assert list(enumerate(curve)) == pytest.approx(steps_of(mlflow, best, "val_loss"))
+    assert parent.data.metrics["val_loss"] == pytest.approx(result.best_value)
+    assert parent.data.params["best_rate"] == str(result.best_params["rate"])
+    assert {"sampler": "BruteForceSampler", "num_trials": "2"}.items() <= parent.data.params.items()
+    loaded = mlflow.keras.load_model(mlflow.search_logged_models(output_format="list")[0].model_uri)
+    same = loaded.predict(problem.x[:5], verbose=0), result.best_model.predict(problem.x[:5], verbose=0)
+    np.testing.assert_allclose(*same, rtol=1e-6)

@@ -2,15 +2,14 @@
 
 import http.client
 import re
-import shutil
 import socket
 import threading
 from contextlib import closing
-from importlib.resources import files
 
 import keras
 import numpy as np
 import pytest
+from browser import drawn, overflow, press, requested, show_as, texts, violations
 from proxy import Proxy
 from relay import Relay
 
@@ -86,40 +85,6 @@ def port():
         return free.getsockname()[1]
 
 
-@pytest.fixture
-def browser():
-    """Return a browser without a window and without requests of its own."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("Chromium or its driver is not installed.")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("headless=new", "no-sandbox", "disable-background-networking", "disable-dev-shm-usage"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-def texts(browser, selector):
-    return browser.execute_script(
-        "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
-    )
-
-
-def drawn(browser, chart="loss"):
-    """Return the values of each line of a chart, by its name."""
-    return dict(
-        browser.execute_script(
-            "return document.getElementById(arguments[0]).data.map((each) => [each.name, each.y])",
-            f"chart-{chart}",
-        )
-    )
-
-
 def positions(browser):
     """Return the epoch and the rows of each worker, as in the table."""
     return [
@@ -127,47 +92,6 @@ def positions(browser):
         for row in browser.find_elements("css selector", "#workers tbody tr")
         for place in map(HEADINGS.index, ("Epoch", "Rows"))
     ]
-
-
-def show_as(browser, width, scheme):
-    """Give the browser's window a width, and its pages a color scheme."""
-    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-
-def overflow(browser):
-    """Return the number of pixels by which the page is wider than the window."""
-    return browser.execute_script(
-        "const all = document.documentElement; return all.scrollWidth - all.clientWidth"
-    )
-
-
-def press(browser, selector):
-    """Reach a button with the key Tab, and press it with Enter."""
-    selenium = pytest.importorskip("selenium.webdriver")
-    for _ in range(20):
-        selenium.ActionChains(browser).send_keys(selenium.Keys.TAB).perform()
-        if browser.execute_script("return document.activeElement.matches(arguments[0])", selector):
-            selenium.ActionChains(browser).send_keys(selenium.Keys.ENTER).perform()
-            return
-    pytest.fail(f"Tab does not reach {selector}.")
-
-
-def violations(browser):
-    """Return the rules of accessibility that the page breaks, by axe-core."""
-    browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
-    return browser.execute_async_script(
-        "axe.run().then((result) => arguments[0](result.violations.map((each) => each.id)))"
-    )
-
-
-def requested(browser):
-    """Return the addresses that the browser requested since the last call."""
-    entries = [entry["message"] for entry in browser.get_log("performance")]
-    sent = [entry for entry in entries if '"Network.requestWillBeSent"' in entry]
-    return {url for entry in sent for url in re.findall(r'"url":"([^"]+)"', entry)}
 
 
 @pytest.mark.one_case

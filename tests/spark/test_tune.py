@@ -16,6 +16,7 @@ from standalone import eventually
 from sparkdl import SparkModel, tune
 from sparkdl.errors import ConfigError, SearchError
 from sparkdl.tune import searching
+from sparkdl.tune.side_by_side import seeded
 
 keras_tuner = pytest.importorskip("keras_tuner")
 TESTS = Path(__file__).parent
@@ -432,3 +433,131 @@ def test_a_search_whose_driver_ended_goes_on(tmp_path, ended):
 
 def studied(storage):
     return optuna.load_study(storage=storage, study_name="study").trials
+
+
+def test_the_table_of_trials_is_a_spark_dataframe(spark, problem):
+    """A Spark DataFrame has the rows of the pandas table; parameters of several types are strings."""
+
+    def asked(parameters):
+        units = parameters.suggest_categorical("units", [4, 8])
+        if units == 8:
+            parameters.suggest_categorical("extra", [1, "many", None])
+        return build(units, 0.1)
+
+    result = tune.search(asked, (problem.x, problem.y), num_trials=4, sampler="grid", **OPTIONS)
+    table, frame = result.trials, result.to_spark()
+
+    assert list(table.columns) == frame.columns
+    rows = {row["number"]: row for row in frame.collect()}
+    for name in ("state", "value", "param_units"):
+        assert list(table[name]) == [rows[number][name] for number in table["number"]]
+    assert {"1", "many", None} == {row["param_extra"] for row in rows.values()}
+
+
+def test_a_hyper_model_may_leave_the_callbacks_out(spark, problem):
+    """A fit without the callbacks of the search counts with the History that it returns."""
+
+    class Own(keras_tuner.HyperModel):
+        def build(self, hp):
+            return build(hp.Choice("units", [4, 8]), 0.1)
+
+        def fit(self, hp, model, x, y, **arguments):
+            return model.fit(x, y, epochs=2, validation_split=0.25, verbose=0)
+
+    result = tune.search(Own(), (problem.x, problem.y), num_trials=1, **OPTIONS)
+
+    assert ["complete"] == list(result.trials["state"])
+    assert 0 < result.best_value < 5
+
+
+CROSS = {"metric": "val_loss", "batch_size": 32, "verbose": 0, "seed": 5}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "rdd", "dataframe"])
+def test_a_cross_validated_trial_is_the_mean_of_its_folds(spark, problem, frames, kind):
+    """The curve of a trial is the mean of as many fits as there are folds, each validated on its own fold."""
+    pairs = list(zip(problem.x, problem.y, strict=True))
+    rows = {
+        "arrays": lambda: (problem.x, problem.y),
+        "rdd": lambda: spark.sparkContext.parallelize(pairs, 3),
+        "dataframe": lambda: frames["array"],
+    }[kind]()
+    result = tune.search(
+        tune.cross_validated(build, 3), rows, {"units": [4], "rate": [0.1]}, num_trials=1, epochs=2, **CROSS
+    )
+
+    curves = result.curves("val_loss")[0]
+    assert 2 == len(curves)
+    assert curves.min() == result.best_value
+    assert [3] == [len(trial.intermediate_values) for trial in result.study.trials]
+    with pytest.raises(ConfigError, match="that of trial 0 was not kept"):
+        result.best_models(1)
+    if kind == "arrays":
+        folds = rows_of_folds(problem, 3, 5)
+        losses = []
+        for held in folds:
+            outside = np.setdiff1d(np.arange(len(problem.x)), held)
+            with seeded(5):
+                model = build(4, 0.1)
+            fit = SparkModel(model, num_workers=1, frequency="epoch").fit(
+                problem.x[outside],
+                problem.y[outside],
+                validation_data=(problem.x[held], problem.y[held]),
+                epochs=2,
+                batch_size=32,
+                seed=5,
+                verbose=0,
+            )
+            losses.append(fit.history["val_loss"])
+        assert np.mean(losses, axis=0) == pytest.approx(curves.tolist())
+
+
+def rows_of_folds(problem, count, seed):
+    return np.array_split(np.random.default_rng(seed).permutation(len(problem.x)), count)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"folds": 1}, "folds should be a whole number of at least 2; got 1"),
+        ({"folds": 10_000}, "folds should be at most the number of rows"),
+        ({"build": 5}, "build should be a function"),
+        ({"data": None}, "cross_validated needs rows; got none"),
+        ({"data": lambda worker, workers: []}, "cross_validated needs arrays, an RDD or a DataFrame"),
+        ({"validation_split": 0.2}, "validation_split should be left out"),
+        ({"validation_data": (1, 2)}, "validation_data should be left out"),
+    ],
+)
+def test_rows_without_folds_are_refused(spark, problem, arguments, message):
+    """Arguments with which a trial cannot be cross-validated are refused before the first trial."""
+    given = {"build": build, "folds": 3, "data": (problem.x, problem.y)} | arguments
+    more = {name: given.pop(name) for name in ("validation_split", "validation_data") if name in given}
+    with pytest.raises(ConfigError, match=message):
+        tune.search(
+            tune.cross_validated(given["build"], given["folds"]), given["data"], SPACE, **CROSS | more
+        )
+
+
+def test_the_pruner_ends_a_cross_validated_trial_after_a_fold(spark, problem):
+    """A trial that the pruner rejects trains no further fold."""
+    fits = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            fits.append(1)
+
+        def __deepcopy__(self, memo):
+            return self
+
+    result = tune.search(
+        tune.cross_validated(build, 4),
+        (problem.x, problem.y),
+        {"units": [4], "rate": [0.1]},
+        num_trials=1,
+        pruner=optuna.pruners.ThresholdPruner(upper=0.0),
+        callbacks=[Count()],
+        **CROSS,
+    )
+
+    assert ["pruned"] == list(result.trials["state"])
+    assert 1 == len(fits)

@@ -1,4 +1,4 @@
-"""The HTML documents of a run: the live page, a report that is saved as a file, and a refusal of access."""
+"""The HTML documents: the live page of a run or of several fits, the report of a run, and a refusal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from sparkdl.transport.messages import ACTIVITIES
 WITHOUT_CHARTS = "For charts, install plotly on the driver: pip install 'sparkdl-keras[dashboard]'."
 
 
-def live(*, csrf: str, nonce: str) -> str:
+def live(kind: str, *, csrf: str, nonce: str) -> str:
     """Return the live page.
 
     Args:
+        kind: what it shows: "run" or "overview".
         csrf: the token that the page sends along when a button is pressed.
         nonce: the value by which the browser recognises the page's own script.
     """
     library = '<script src="plotly.js"></script>' if chart_library() is not None else ""
     settings = {"csrf": csrf, "hint": "" if library else WITHOUT_CHARTS}
-    return _document(settings, library=library, nonce=nonce)
+    return _document(kind, settings, library=library, nonce=nonce)
 
 
 def report(values: Mapping[str, Any]) -> str:
@@ -35,7 +36,8 @@ def report(values: Mapping[str, Any]) -> str:
     """
     script = chart_library()
     library = "" if script is None else f"<script>{script}</script>"
-    return _document({"run": values, "hint": "" if library else WITHOUT_CHARTS}, library=library, nonce="")
+    settings = {"run": values, "hint": "" if library else WITHOUT_CHARTS}
+    return _document("run", settings, library=library, nonce="")
 
 
 def closed(refusal: str) -> str:
@@ -58,16 +60,16 @@ def chart_library() -> str | None:
     return str(get_plotlyjs())
 
 
-def _document(settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
+def _document(kind: str, settings: Mapping[str, Any], *, library: str, nonce: str) -> str:
     # "</script>" in a value would end the element that holds the settings.
     values = json.dumps({**settings, "activities": ACTIVITIES}).replace("<", "\\u003c")
     parts = {
         "library": library,
         "settings": values,
         "nonce": f' nonce="{nonce}"' if nonce else "",
-        "script": _text("page.js"),
+        "script": _text("page.common.js") + _text(f"page.{kind}.js"),
     }
-    return _in_shell("sparkdl", _filled("page.html", parts))
+    return _in_shell("sparkdl", _filled(f"page.{kind}.html", parts))
 
 
 def _in_shell(title: str, body: str) -> str:

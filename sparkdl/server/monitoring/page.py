@@ -1,13 +1,13 @@
-"""The live page of a run: the routes that serve it, and its sessions.
+"""The live page of a run, or of several fits: the routes that serve it, and its sessions.
 
 * ``GET  /``             HTML: the page, or with status 401 how to open it;
-* ``GET  /state``        JSON: all values of the run's record;
+* ``GET  /state``        JSON: all values of the record;
 * ``GET  /events``       Server-Sent Events: the values, then what is new, at most once per second;
 * ``GET  /plotly.js``    JavaScript: the chart library of the plotly package, if it is installed;
 * ``POST /stop``         JSON: end training, ``{"when": "now"}`` or ``{"when": "epoch"}``;
 * ``POST /link``         JSON: a link for another viewer.
 
-The page belongs to the run's endpoint, whose token its viewers do not have. A link has a key that works once:
+The page belongs to an endpoint, whose token its viewers do not have. A link has a key that works once:
 it opens the page and sets the cookie of a session. POST requests also need the header ``X-CSRF-Token``, whose
 value is only in the page. All addresses are relative, so that the page works behind a proxy that adds a
 prefix.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -25,12 +26,14 @@ import flask
 from flask.typing import ResponseReturnValue
 
 from sparkdl.errors import RefusedError
+from sparkdl.server.http_server import App
 from sparkdl.server.monitoring import document
-from sparkdl.server.monitoring.record import ENDED, TICK_SECONDS, Cursor, RunRecord
+from sparkdl.server.monitoring.live import ENDED, TICK_SECONDS, Cursor, LiveRecord
 
 VIEWERS = 12  # maximum number of streams of events; each keeps a thread of the endpoint
 KEEPALIVE_SECONDS = 5.0  # time after which a stream without news sends a comment
 KEYS = 100  # maximum number of links that were not opened yet
+KEY = re.compile(rb"[A-Z]+ [^ \r\n]*[?&]key=([\w-]+)")  # the first line of a request with a key
 PAGE = "page"  # Flask's name for the routes of the page
 BODY_BYTES = 1000  # size limit of a request's body
 REFUSAL = (
@@ -44,18 +47,19 @@ POLICY = (
 
 
 class Page:
-    """The live page of one run.
+    """The live page of one record.
 
     Args:
-        record: the record of the run.
-        run: the bytes that identify the run. A browser sends the cookies of a host to all ports, so the
-            cookie's name has to tell two runs apart.
+        record: the record of a run, or of several fits.
+        run: the bytes that identify it. A browser sends the cookies of a host to all ports, so the cookie's
+            name has to tell two pages apart.
     """
 
-    def __init__(self, record: RunRecord, run: bytes) -> None:
+    def __init__(self, record: LiveRecord, run: bytes) -> None:
         self.record = record
         self.cookie = f"sparkdl-{run.hex()[:12]}"
         self._session, self._csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._cookie = re.compile(rb"\b%b=([\w-]+)" % re.escape(self.cookie).encode())
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._viewers = 0
@@ -68,8 +72,9 @@ class Page:
             self._keys = [*self._keys, key][-KEYS:]
         return f"?key={key}"
 
-    def add_to(self, app: flask.Flask) -> None:
+    def add_to(self, app: App) -> None:
         """Add the routes of the page to the endpoint's app."""
+        app.secrets.append(self.admits)
         routes = flask.Blueprint(PAGE, __name__)
         routes.before_request(self._check)
         routes.get("/")(self.show)
@@ -105,12 +110,20 @@ class Page:
                     "removes it, open the page without that proxy.",
                 )
             if not hmac.compare_digest(given.encode(), self._csrf.encode()):
-                raise RefusedError(403, "The request does not come from the page of this run. Reload it.")
+                raise RefusedError(403, "The request does not come from this page. Reload it.")
         return None
 
     def _has_session(self) -> bool:
         given = flask.request.cookies.get(self.cookie, "")
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._session.encode())
+
+    def admits(self, head: bytes) -> bool:
+        """Return True if the head of a request has the cookie of the session, or an unused key."""
+        session, key = self._cookie.search(head), KEY.match(head)
+        if session is not None and hmac.compare_digest(session[1], self._session.encode()):
+            return True
+        with self._lock:
+            return key is not None and any(hmac.compare_digest(key[1], each.encode()) for each in self._keys)
 
     def _use_key(self) -> bool:
         given = flask.request.args.get("key", "").encode("utf-8", "replace")
@@ -124,7 +137,7 @@ class Page:
     def show(self) -> ResponseReturnValue:
         """Return the page, and the cookie of its session."""
         nonce = secrets.token_urlsafe(16)
-        html = document.live(csrf=self._csrf, nonce=nonce)
+        html = document.live(self.record.page, csrf=self._csrf, nonce=nonce)
         answer = _answer(html, nonce=nonce)
         # Each proxy on the way adds its scheme: the first one is the browser's.
         scheme = flask.request.headers.get("X-Forwarded-Proto", "").partition(",")[0]
@@ -187,8 +200,11 @@ class Page:
         """Record that training should end.
 
         Raises:
-            RefusedError: the body is empty, too long or malformed, or does not say when.
+            RefusedError: viewers cannot stop what the page shows; or the body is empty, too long or
+                malformed, or does not say when.
         """
+        if not self.record.stops:
+            raise RefusedError(404, "This page has no button that stops the fits.")
         if not 0 < (flask.request.content_length or 0) <= BODY_BYTES:
             raise RefusedError(400, f"Expected a JSON body of at most {BODY_BYTES} bytes.")
         try:
@@ -199,7 +215,7 @@ class Page:
         if when not in ("now", "epoch"):
             raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')
         self.record.stop_request = when
-        end = "now" if when == "now" else "after this epoch"
+        end = "now" if when == "now" else self.record.stops
         self.record.add_event(f"A viewer of the live page requested that training stop {end}.", "info")
         return {}
 

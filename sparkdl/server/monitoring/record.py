@@ -1,29 +1,25 @@
 """The record of a run for observers: progress, results, workers and events, of bounded size.
 
-The driver's thread writes the record. The threads of the live page read it, and add the viewers' requests to
-stop. A reader gets all values once. Later it gets only the epochs, points and events since its *cursor*, and
-the present state. The table of the workers is computed about once per second, regardless of the number of
+A reader gets all values once. Later it gets only the epochs, points and events since its cursor, and the
+present state. The table of the workers is computed about once per second, regardless of the number of
 readers.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from math import inf, isfinite
-from typing import Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
+from math import inf
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
 from sparkdl.data.batch_plan import Plan
+from sparkdl.server.monitoring.live import TICK_SECONDS, Cursor, LiveRecord, finite
 from sparkdl.server.state import Member
 
 MOST_POINTS = 1000  # maximum number of epochs, and of points within epochs, that are kept
-MOST_EVENTS = 300  # maximum number of events that are kept
-TICK_SECONDS = 1.0  # time between two samples of the workers
 SNAPSHOT_SECONDS = 60.0  # minimum time between two events about snapshots within an epoch
 # The counts of a summary that the page shows, if they are not 0.
 COUNTS = (
@@ -36,10 +32,6 @@ COUNTS = (
     "returned",
 )
 SMOOTHING = 0.5  # weight of the newest sample in a worker's speed
-
-State = Literal["starting", "training", "finished", "stopped", "failed"]
-StopRequest = Literal["now", "epoch"]
-ENDED = "finished", "stopped", "failed"
 
 
 class Run(Protocol):
@@ -74,18 +66,6 @@ class ByteCounts(Protocol):
 
     def of_worker(self, worker: int) -> tuple[int, int]:
         """Return the bytes received from a worker and sent to it."""
-
-
-def no_event(text: str, level: str) -> None:
-    """Record no event."""
-
-
-class Event(TypedDict):
-    """An event: its second of the run, its level of ``logging`` in lower case, and one sentence."""
-
-    at: float
-    level: str
-    text: str
 
 
 class Progress(TypedDict):
@@ -132,33 +112,6 @@ class WorkerSample(TypedDict):
 Point = dict[str, object]  # the results of an epoch or within one, and its place
 
 
-class Cursor(NamedTuple):
-    """A reader's position in a record.
-
-    Attributes:
-        thinned: the number of times that the points were thinned out; a change invalidates the cursor.
-        epochs: the number of epochs read.
-        points: the number of points within epochs read.
-        events: the number of events read, including those that were dropped.
-    """
-
-    thinned: int = -1
-    epochs: int = 0
-    points: int = 0
-    events: int = 0
-
-    def __str__(self) -> str:
-        return ".".join(map(str, self))
-
-    @classmethod
-    def parse(cls, text: str) -> Cursor:
-        """Return the cursor with this text; if the text is not a cursor, the initial cursor."""
-        parts = text.split(".")
-        if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 16 for part in parts):
-            return cls()
-        return cls(*map(int, parts))
-
-
 class Series:
     """Points in order. When there are more than ``MOST_POINTS``, every second point is dropped."""
 
@@ -177,29 +130,19 @@ class Series:
             self.thinned += 1
 
 
-class RunRecord:
+class RunRecord(LiveRecord):
     """The record of one run.
 
     Args:
         about: facts about the run that do not change, by name.
 
-    Attributes:
-        stop_request: "now" or "epoch", once a viewer of the page has requested that training stop.
-        version: a number that grows with each change that readers should see.
     """
 
     def __init__(self, about: Mapping[str, object]) -> None:
+        super().__init__("starting")
         started = datetime.now(UTC)  # noqa: TID251 - shown on the page
         self.about = {**about, "started": started.isoformat(timespec="seconds")}
-        self.stop_request: StopRequest | None = None
-        self.version = 0
-        self._changed = threading.Condition()
-        self._began = time.monotonic()
-        self._state: State = "starting"
-        self._reason = ""
         self._epochs, self._points = Series(), Series()
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
-        self._num_events = 0
         self._progress: Progress = {"epoch": 0, "rows": 0, "total": 0}
         self._epoch_began = self._began
         self._first_epoch = int(str(about.get("first_epoch", 0)))
@@ -265,19 +208,6 @@ class RunRecord:
             self._tell_of_late_updates()
             self._publish()
 
-    def add_event(self, text: str, level: str) -> None:
-        """Record an event.
-
-        Args:
-            text: one sentence.
-            level: a level of ``logging``, in lower case.
-        """
-        with self._changed:
-            at = round(time.monotonic() - self._began, 1)
-            self._events.append({"at": at, "level": level, "text": text[:1000]})
-            self._num_events += 1
-            self._publish()
-
     def settle(self, run: Run, sizes: ByteCounts) -> None:
         """Record the last heartbeat of each worker, once the workers have left or the run has failed.
 
@@ -291,16 +221,6 @@ class RunRecord:
             self._sample(run, sizes)
             self._tell_of_late_updates()
             self._publish()
-
-    def finish(self, state: State, reason: str = "") -> None:
-        """Record the end of the run, and the error that ended it, if any."""
-        with self._changed:
-            self._state, self._reason = state, reason[:2000]
-            self._publish()
-
-    def _publish(self) -> None:
-        self.version += 1
-        self._changed.notify_all()
 
     def _sample(self, run: Run, sizes: ByteCounts) -> None:
         self._staleness = list(run.staleness)
@@ -380,23 +300,8 @@ class RunRecord:
         trained = (epoch - self._first_epoch) * rows + seen
         return round(trained / self._trained, 1) if self._trained else 0.0
 
-    # Readers.
-
-    def wait(self, version: int, seconds: float) -> bool:
-        """Wait until the record is newer than a version; return False after ``seconds``."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.version > version, seconds)
-
-    def wait_for_end(self, seconds: float) -> None:
-        """Wait for ``seconds``, or until the run ends."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._state in ENDED, seconds)
-
     def changes(self, cursor: Cursor) -> tuple[dict[str, object], Cursor]:
-        """Return the values that are new since a cursor, for JSON, and the next cursor.
-
-        The values have ``whole`` set if the reader has to forget what it has read before.
-        """
+        """Return the values that are new since a cursor, for JSON, and the next cursor."""
         with self._changed:
             thinned = self._epochs.thinned + self._points.thinned
             whole = (
@@ -407,21 +312,18 @@ class RunRecord:
             )
             if whole:
                 cursor = Cursor(thinned)
-            new_events = min(self._num_events - cursor.events, len(self._events))
-            values: dict[str, object] = {
-                "whole": whole,
-                "state": self._state,
-                "reason": self._reason,
-                "stop_request": self.stop_request,
-                "seconds": round(time.monotonic() - self._began, 1),
-                "progress": self._progress.copy(),  # it is encoded after the lock is released
-                "workers": self._workers,
-                "staleness": self._staleness,
-                "counts": self._counts,
-                "epochs": self._epochs.points[cursor.epochs :],
-                "points": self._points.points[cursor.points :],
-                "events": list(self._events)[len(self._events) - new_events :],
-            }
+            values: dict[str, object] = (
+                self._common(cursor)
+                | {
+                    "whole": whole,
+                    "progress": self._progress.copy(),  # it is encoded after the lock is released
+                    "workers": self._workers,
+                    "staleness": self._staleness,
+                    "counts": self._counts,
+                    "epochs": self._epochs.points[cursor.epochs :],
+                    "points": self._points.points[cursor.points :],
+                }
+            )
             if whole:
                 values["about"] = self.about
             end = Cursor(thinned, len(self._epochs.points), len(self._points.points), self._num_events)
@@ -432,17 +334,7 @@ class RunRecord:
         with self._changed:
             return list(self._workers)
 
-    def values(self) -> dict[str, object]:
-        """Return all values, for JSON."""
-        return self.changes(Cursor())[0]
-
 
 def _plain(results: Mapping[str, object]) -> dict[str, object]:
     """Return results as numbers and lists; None in place of NaN and Inf, which JSON does not have."""
-    return {name: _finite(np.asarray(value).tolist()) for name, value in results.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return value if isfinite(value) else None
+    return {name: finite(np.asarray(value).tolist()) for name, value in results.items()}

@@ -1,5 +1,7 @@
 """Blocks of arrays that the driver holds: their division among tasks, their records, and the server."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.sparse import SparseRows, TextRows
 from sparkdl.errors import RefusedError
-from sparkdl.server.http_app import make_rows_app
+from sparkdl.server.http_app import add_rows, make_plain_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport.client import Connection
 from sparkdl.transport.exchange import Endpoint
@@ -89,7 +91,7 @@ def endpoint():
     blocks = ArrayBlocks(2)
     blocks.add(0, columns_of(8), np.array([7, 2, 5, 0]), part=TRAINING, size=3)
     blocks.add(1, columns_of(8), np.array([1]), part=VALIDATION, size=3)
-    with serve(make_rows_app(blocks, TOKEN), "127.0.0.1", 0, 2) as port:
+    with serve(make_plain_app(TOKEN, partial(add_rows, rows=blocks)), "127.0.0.1", 0, 2) as port:
         yield Endpoint("127.0.0.1", port, TOKEN, bytes(16))
 
 

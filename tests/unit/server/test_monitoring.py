@@ -16,8 +16,9 @@ from stores import begun, store_of
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.monitoring import document, record
+from sparkdl.server.monitoring.live import MOST_EVENTS, Cursor
 from sparkdl.server.monitoring.page import VIEWERS, Page
-from sparkdl.server.monitoring.record import MOST_EVENTS, MOST_POINTS, Cursor, RunRecord
+from sparkdl.server.monitoring.record import MOST_POINTS, RunRecord
 from sparkdl.server.state import Member, RowsHeld
 
 ABOUT = {"model": "net", "workers": 2, "first_epoch": 0, "epochs": 5}
@@ -439,7 +440,7 @@ def test_a_bad_request_to_the_page_does_not_end_the_run(store, port, page, body)
 def test_an_error_of_the_page_does_not_end_the_run(store, port, page, monkeypatch):
     """Whatever the page raises, the run goes on."""
     cookie, _ = opened(port, page)
-    monkeypatch.setattr(document, "live", lambda **options: 1 / 0)
+    monkeypatch.setattr(document, "live", lambda *kinds, **options: 1 / 0)
 
     assert 500 == ask(port, "/", Cookie=cookie)[0]
     assert store.failure is None

@@ -1,0 +1,150 @@
+"""A record that a live page shows: its state, its events, and readers that wait for changes.
+
+The driver's threads write a record. The threads of the page read it, and add the viewers' requests to stop. A
+reader gets all values once. Later it gets what is new since its *cursor*.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from math import isfinite
+from typing import Any, Literal, NamedTuple, TypedDict
+
+MOST_EVENTS = 300  # maximum number of events that are kept
+TICK_SECONDS = 1.0  # time between two samples of the workers, and between two events for a reader
+
+State = Literal["starting", "training", "running", "finished", "stopped", "failed"]
+StopRequest = Literal["now", "epoch"]
+ENDED = "finished", "stopped", "failed"
+
+
+def no_event(text: str, level: str) -> None:
+    """Record no event."""
+
+
+class Event(TypedDict):
+    """An event: its second of the run, its level of ``logging`` in lower case, and one sentence."""
+
+    at: float
+    level: str
+    text: str
+
+
+class Cursor(NamedTuple):
+    """A reader's position in a record.
+
+    Attributes:
+        thinned: the number of times that the points were thinned out; a change invalidates the cursor.
+        epochs: the number of epochs read.
+        points: the number of points within epochs read.
+        events: the number of events read, including those that were dropped.
+    """
+
+    thinned: int = -1
+    epochs: int = 0
+    points: int = 0
+    events: int = 0
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Return the cursor with this text; if the text is not a cursor, the initial cursor."""
+        parts = text.split(".")
+        if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 16 for part in parts):
+            return cls()
+        return cls(*map(int, parts))
+
+
+class LiveRecord(ABC):
+    """A record that a live page shows.
+
+    Args:
+        state: the first state.
+
+    Attributes:
+        page: the kind of its page: "run" or "overview".
+        stops: when training ends at the request "epoch", as in messages, such as "after this epoch"; empty:
+            viewers cannot stop it.
+        stop_request: "now" or "epoch", once a viewer of the page has requested that training stop.
+        version: a number that grows with each change that readers should see.
+    """
+
+    page = "run"
+    stops = "after this epoch"
+
+    def __init__(self, state: State) -> None:
+        self.stop_request: StopRequest | None = None
+        self.version = 0
+        self._changed = threading.Condition()
+        self._began = time.monotonic()
+        self._state = state
+        self._reason = ""
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._num_events = 0
+
+    @abstractmethod
+    def changes(self, cursor: Cursor) -> tuple[dict[str, object], Cursor]:
+        """Return the values that are new since a cursor, for JSON, and the next cursor.
+
+        The values have ``whole`` set if the reader has to forget what it has read before.
+        """
+
+    def add_event(self, text: str, level: str) -> None:
+        """Record an event.
+
+        Args:
+            text: one sentence.
+            level: a level of ``logging``, in lower case.
+        """
+        with self._changed:
+            at = round(time.monotonic() - self._began, 1)
+            self._events.append({"at": at, "level": level, "text": text[:1000]})
+            self._num_events += 1
+            self._publish()
+
+    def finish(self, state: State, reason: str = "") -> None:
+        """Record the end, and the error that ended it, if any."""
+        with self._changed:
+            self._state, self._reason = state, reason[:2000]
+            self._publish()
+
+    def wait(self, version: int, seconds: float) -> bool:
+        """Wait until the record is newer than a version; return False after ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.version > version, seconds)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait for ``seconds``, or until the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state in ENDED, seconds)
+
+    def values(self) -> dict[str, object]:
+        """Return all values, for JSON."""
+        return self.changes(Cursor())[0]
+
+    def _publish(self) -> None:
+        self.version += 1
+        self._changed.notify_all()
+
+    def _common(self, cursor: Cursor) -> dict[str, object]:
+        """Return the state, and the events since a cursor. The caller holds the lock."""
+        new_events = min(self._num_events - cursor.events, len(self._events))
+        return {
+            "state": self._state,
+            "reason": self._reason,
+            "stop_request": self.stop_request,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "events": list(self._events)[len(self._events) - new_events :],
+        }
+
+
+def finite(value: Any) -> Any:
+    """Return a number or nested lists of numbers with None for NaN and Inf, which JSON does not have."""
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return value if isfinite(value) else None
