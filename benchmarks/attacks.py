@@ -3,7 +3,8 @@
 The fits alternate in one driver: an undisturbed one, and one for each attack. An attack begins with the fit
 or with its second epoch, and lasts until the fit ends. It comes from a process at nice 19 on the cores of the
 driver and the workers. The driver may have 1,024 open files. The final weights of all fits must be identical,
-bit for bit, and what the driver's process and its JVM write to file descriptor 2 is counted in lines.
+bit for bit, and what the driver's process and its JVM write to file descriptor 2 is counted in lines. A fit
+to which no attacker could connect ends the benchmark.
 
     python benchmarks/attacks.py --results benchmarks/RESULTS.md
 """
@@ -18,12 +19,15 @@ import ssl
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import harness
 from harness import ratios, spread, table, verdict
 
+WHOLE = b"GET /v1/status HTTP/1.1\r\nHost: h\r\n"
 HEAD = b"POST /v1/exchange HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "
 LIMIT = 16 << 10  # maximum bytes of a head that the endpoint reads
 ATTACKS = {
@@ -34,16 +38,28 @@ ATTACKS = {
     "8,000 connections, more than open files": "flood",
     "100 requests with a wrong token per s": "tokens",
     "100 connections with random bytes per s": "noise",
+    "100 whole heads of 2,500 lines without the token per s": "lines",
+    "3,000 whole heads without the token": "crowd",
 }
-HELD = {"heads": 64, "silent": 1000, "halves": 64, "slow": 64, "flood": 8000}  # connections at a time
+# Connections at a time.
+HELD = {"heads": 64, "silent": 1000, "halves": 64, "slow": 64, "flood": 8000, "crowd": 3000}
+HOST = "127.0.0.1"
 FILES = 1024  # that the driver may open
 ROWS, EPOCHS, PORT = 20_000, 4, 29_471
 SLOWER, LINES = 1.10, 10
 
 
-def attack(kind: str, encrypted: bool, port: int) -> None:
-    """Attack the port until killed."""
+def attack(kind: str, encrypted: bool, port: int, counter: str | None) -> None:
+    """Attack the port until killed.
+
+    Args:
+        kind: the kind of attack, a value of ATTACKS.
+        encrypted: whether half of the connections use TLS.
+        port: the port.
+        counter: the file that gets the number of connections; None: it is not needed.
+    """
     os.nice(19)
+    count, file = 0, None if counter is None else os.open(counter, os.O_WRONLY)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     dice = random.Random(7)
@@ -51,7 +67,11 @@ def attack(kind: str, encrypted: bool, port: int) -> None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
     def connect():
-        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        nonlocal count
+        sock = socket.create_connection((HOST, port), timeout=5)
+        count += 1
+        if file is not None:
+            os.pwrite(file, b"%d" % count, 0)
         return context.wrap_socket(sock) if encrypted and dice.random() < 0.5 else sock
 
     def head():
@@ -65,6 +85,8 @@ def attack(kind: str, encrypted: bool, port: int) -> None:
             "slow": lambda: HEAD,
             "flood": lambda: HEAD[: dice.randrange(2)],
             "tokens": lambda: HEAD + b"no\r\nContent-Length: 9999999\r\n\r\n",
+            "lines": lambda: (WHOLE + b"a1:b\r\n" * 2500)[: LIMIT - 8] + b"\r\n\r\n",
+            "crowd": lambda: WHOLE + b"\r\n",
             "noise": lambda: dice.randbytes(dice.randrange(1, 5000)),
         }[kind]()
 
@@ -77,17 +99,21 @@ def attack(kind: str, encrypted: bool, port: int) -> None:
             held[-1].sendall(bytes_of())
         while len(held) > most:
             held.pop(0).close()
-        if len(held) == most and most > 1:  # closed connections are replaced
+        if len(held) == most and most > 1:
             time.sleep(0.5)
-            if kind == "slow":
-                for sock in held:
-                    with suppress(OSError):
-                        sock.sendall(b"x")
-            open_ = [sock for sock in held if not _ended(sock)]
-            for sock in set(held) - set(open_):
-                sock.close()
-            held = open_
+            held = _open_ones(held, b"x" if kind == "slow" else b"")
         time.sleep(pause)
+
+
+def _open_ones(held: list[socket.socket], more: bytes) -> list[socket.socket]:
+    """Send some more bytes over all connections; close those that have ended, and return the others."""
+    for sock in held:
+        with suppress(OSError):
+            sock.sendall(more)
+    open_ = [sock for sock in held if not _ended(sock)]
+    for sock in set(held) - set(open_):
+        sock.close()
+    return open_
 
 
 def _ended(sock: socket.socket) -> bool:
@@ -106,17 +132,22 @@ class Attack:
     def __init__(self, kind: str, encrypted: bool, port: int = PORT) -> None:
         self.command = [sys.executable, __file__, "--attack", kind, "--port", str(port)]
         self.command += ["--encrypted"] * encrypted
-        self.process = None
+        self.process = self.counter = None
 
     def begin(self) -> None:
         """Start the attackers."""
-        self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL)
+        self.counter = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by ``end``
+        command = [*self.command, "--counter", self.counter.name]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
-    def end(self) -> None:
-        """Stop the attackers."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+    def end(self) -> int:
+        """Stop the attackers; return the number of their connections."""
+        if self.process is None:
+            return 0
+        self.process.kill()
+        self.process.wait()
+        with self.counter:
+            return int(Path(self.counter.name).read_bytes() or 0)
 
 
 class Lines:
@@ -156,16 +187,20 @@ def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes]:
             if epoch == 0 and attack_ is not None and moment == "in the middle":
                 attack_.begin()
 
+    connections = 0
     began = time.perf_counter()
     if attack_ is not None and moment == "from the start":
         attack_.begin()
     try:
-        model_ = SparkModel(model, num_workers=2, network=Network(port=PORT, tls=encrypted))
+        network = Network(bind_address=HOST, advertised_host=HOST, port=PORT, tls=encrypted)
+        model_ = SparkModel(model, num_workers=2, network=network)
         history = model_.fit(x, y, batch_size=64, epochs=EPOCHS, seed=1, verbose=0, callbacks=[Middle()])
     finally:
         seconds = time.perf_counter() - began
         if attack_ is not None:
-            attack_.end()
+            connections = attack_.end()
+    if attack_ is not None and not connections:
+        raise SystemExit(f"No attacker could connect: {kind}, {moment}.")
     if history.training["restarts"]:
         raise SystemExit("A worker was lost.")
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
@@ -180,9 +215,10 @@ def main() -> None:
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=PORT, help=argparse.SUPPRESS)
     parser.add_argument("--encrypted", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--counter", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        attack(options.attack, options.encrypted, options.port)
+        attack(options.attack, options.encrypted, options.port, options.counter)
         return
     from pyspark.sql import SparkSession
 

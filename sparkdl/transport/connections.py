@@ -1,13 +1,14 @@
-"""Pending connections (request head incomplete): they occupy no thread, and are limited in number and time.
+"""Pending connections: they occupy no thread, and are limited in number and time.
 
 cheroot hands a connection to a thread at its first byte, and the thread waits for the rest of the request's
 head. A client with as many half-sent heads as there are threads would lock out all workers ("slow loris").
-Here a thread gets a connection once its head is complete, or so long that the thread refuses it at once.
-Until then the connection is checked every 0.1 s. A head contains the token; a request without a valid token
-is refused, and its connection is closed.
+Here a thread gets a connection once its head is complete and has the token. Until then the connection is
+checked every 0.1 s. Heads that are complete or too long and have no valid token go to the threads, which
+refuse them, at a limited rate: parsing a head of many short lines takes some milliseconds.
 
-A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If the
-process cannot open more files, the oldest pending connections are closed.
+A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If there are
+too many, or the process cannot open more files, the oldest pending connections are closed, those of the host
+that has the most of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import logging
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +28,8 @@ HEAD_BYTES = 16 << 10  # maximum length of a head
 LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
 HEAD_SECONDS = 10.0  # time limit for a head
 MOST = 128  # limit on pending connections, higher for many workers; the oldest is closed for a new one
-SAID_SECONDS = 60.0  # minimum time between two warnings about closed connections
+REFUSALS = 10.0  # maximum number of requests without a token per second that threads refuse
+SAID_SECONDS = 60.0  # time between the first two warnings about closed connections; then it doubles each time
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
 
 Connection = Any  # a cheroot.server.HTTPConnection
@@ -42,23 +45,40 @@ class PendingConnections(ConnectionManager):
         super().__init__(server)
         self._until: dict[Connection, float] = {}  # closing times of pending ones, oldest first
         self._begun: set[Connection] = set()  # those with a partial head
-        self._silent_until = 0.0
+        self._strange: dict[Connection, None] = {}  # those with a head without the token, oldest first
+        self._silent_until, self._silence = 0.0, SAID_SECONDS
+        self._refused = 0.0  # the time until which the requests refused so far suffice
 
     def has_head(self, connection: Connection) -> bool:
-        """Return True if a thread can process a connection; otherwise keep it here."""
+        """Return True if a thread can process a connection; otherwise keep it here, or close it."""
         self._begun.discard(connection)
         head = _sent(connection.socket)
-        if head is None or b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES:
+        if head is None:
+            self._until.pop(connection, None)
+            connection.close()
+            return False
+        complete = b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES
+        if complete and (self.server.admits(head) or self._may_refuse()):
             self._until.pop(connection, None)
             return True
         self._until.setdefault(connection, time.monotonic() + HEAD_SECONDS)
-        if head:
+        if complete:
+            self._strange[connection] = None
+        elif head:
             self._begun.add(connection)
         else:
             self.put(connection)  # its first byte wakes this thread
         most = max(MOST, self.server.request_queue_size)  # many workers may connect at once
         self._drop_oldest(len(self._until) - most, f"at most {most} may wait without a request")
         return False
+
+    def _may_refuse(self) -> bool:
+        """Return True if a thread may refuse one more request now."""
+        now = time.monotonic()
+        if self._refused > now:
+            return False
+        self._refused = max(self._refused, now - 1.0) + 1.0 / REFUSALS  # after a pause, some at once
+        return True
 
     def put(self, connection: Connection) -> None:
         """Keep a connection until more data arrives."""
@@ -116,6 +136,10 @@ class PendingConnections(ConnectionManager):
         super()._expire(threshold)  # type: ignore[misc]
         for connection in tuple(self._begun):
             self.server.process_conn(connection)
+        while self._strange and self._may_refuse():
+            connection = next(iter(self._strange))
+            del self._strange[connection], self._until[connection]
+            self.server.requests.put(connection)  # for a thread
         now = time.monotonic()
         for connection, end in tuple(self._until.items()):
             if end < now:
@@ -126,18 +150,23 @@ class PendingConnections(ConnectionManager):
             return
         now = time.monotonic()
         if now >= self._silent_until:
-            self._silent_until = now + SAID_SECONDS
+            self._silent_until, self._silence = now + self._silence, 2 * self._silence
             logger.warning(
                 "The endpoint cannot keep more connections. Closing connections without a request (%s).",
                 reason,
             )
-        for connection in tuple(self._until)[:count]:
-            self._drop(connection)
+        hosts = Counter(connection.remote_addr for connection in self._until)
+        for _ in range(min(count, len(self._until))):
+            host, _ = hosts.most_common(1)[0]
+            hosts[host] -= 1
+            self._drop(next(each for each in self._until if each.remote_addr == host))
 
     def _drop(self, connection: Connection) -> None:
         del self._until[connection]
         if connection in self._begun:
             self._begun.remove(connection)
+        elif connection in self._strange:
+            del self._strange[connection]
         else:
             with suppress(KeyError, ValueError):  # closed already
                 self._selector.unregister(connection.socket.fileno())
@@ -145,7 +174,7 @@ class PendingConnections(ConnectionManager):
 
     def close(self) -> None:
         """Close the pending connections, and those between requests."""
-        for connection in self._begun:
+        for connection in (*self._begun, *self._strange):
             connection.close()
         super().close()
 

@@ -187,7 +187,7 @@ def test_more_connections_than_open_files_stop_nobody(store, caplog, capfd, room
 
 
 ATTACKS = Path(__file__).parents[3] / "benchmarks/attacks.py"
-KINDS = ["flood", "heads", "silent", "halves", "slow", "tokens", "noise"]
+KINDS = ["flood", "heads", "silent", "halves", "slow", "tokens", "noise", "lines", "crowd"]
 LAW = 2.0  # seconds in which a worker's heartbeat is answered
 
 
@@ -227,6 +227,52 @@ def test_a_heartbeat_is_answered_in_time_whatever_strangers_send(kind, encrypted
     """
     with attacked(kind, encrypted) as endpoint:
         assert LAW > longest_heartbeat(endpoint) or LAW > longest_heartbeat(endpoint)
+
+
+def test_whole_heads_without_the_token_are_refused_at_a_limited_rate(store, monkeypatch, eventually):
+    """However many requests without the token arrive, threads refuse a few per second, and workers pass."""
+    monkeypatch.setattr(connections, "REFUSALS", 2.0)
+    traffic, whole = Traffic(), b"GET /v1/status HTTP/1.1\r\nAuthorization: Bearer none\r\n\r\n"
+    with ExitStack() as stack:
+        port = stack.enter_context(serve(make_app(store, "secret", traffic), "127.0.0.1", 0, 2))
+        begin = time.monotonic()
+        strange = [stack.enter_context(connect(port)) for _ in range(100)]
+        for sock in strange:
+            sock.sendall(whole)
+        train(store, stack.enter_context(exchange_of(store, port, 0)))
+        refused = traffic.refused
+
+        assert refused <= 2.0 * (1 + time.monotonic() - begin) + 1
+        assert eventually(lambda: traffic.refused > refused)
+
+
+def test_the_host_with_most_connections_loses_them_first(store, eventually):
+    """A worker whose head arrives slowly keeps its connection while another host opens many."""
+    with ExitStack() as stack:
+        port = stack.enter_context(serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2))
+        slow = stack.enter_context(connect(port))
+        slow.sendall(b"GET /v1/ping HTTP/1.1\r\nAuthorization: Bearer secret\r\n")
+        strange = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30, ("127.0.0.2", 0)))
+            for _ in range(2 * connections.MOST)
+        ]
+        assert eventually(lambda: sum(map(is_open, strange)) < connections.MOST)
+        slow.sendall(b"\r\n")
+
+        assert b"HTTP/1.1 204" == slow.recv(12)
+
+
+def test_warnings_about_closed_connections_become_rare(caplog, monkeypatch):
+    """The time between two warnings doubles, so that a long attack fills no log."""
+    now = [1000.0]
+    monkeypatch.setattr(connections.time, "monotonic", lambda: now[0])
+    pending = object.__new__(connections.PendingConnections)
+    pending._until, pending._silent_until, pending._silence = {}, 0.0, connections.SAID_SECONDS
+    for _ in range(24 * 60 * 6):  # a day
+        pending._drop_oldest(1, "test")
+        now[0] += 10.0
+
+    assert 8 < len(caplog.messages) < 12
 
 
 @pytest.mark.parametrize("jump", [-86_400, -3_600, 3_600, 86_400])
