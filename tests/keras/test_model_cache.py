@@ -38,6 +38,20 @@ def test_a_process_keeps_its_newest_models_compiled(monkeypatch, most, others, k
     assert 2.0 == again.model.get_weights()[0][0, 0]
 
 
+def test_a_process_holds_no_replica_that_it_does_not_keep(monkeypatch):
+    """After many fits of different models, only the replicas that the process keeps are in memory."""
+    monkeypatch.setattr(model_cache, "_kept", {})
+    rows, made = Batch(np.ones((2, 3)), np.ones((2, 1))), []
+    for units in range(1, 9):
+        replica = model_cache.take_replica(spec_of(units), {}, None, joint=False)
+        replica.step(Batch(rows.x, np.ones((2, units))))
+        made += [weakref.ref(replica), weakref.ref(replica.model)]
+        del replica
+    gc.collect()
+
+    assert 2 * model_cache.KEPT == sum(one() is not None for one in made)
+
+
 def rated(optimizer, rate):
     """Return the spec of a model with this optimizer and learning rate."""
     model = keras.Sequential([keras.Input((3,), name="in"), keras.layers.Dense(1, name="out")], name="one")
