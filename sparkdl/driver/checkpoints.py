@@ -16,6 +16,7 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from mmap import ACCESS_READ, mmap
@@ -30,6 +31,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.lease import Lease
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.process import interrupts
 from sparkdl.server.state import OLDER, RowsHeld, Snapshot
 from sparkdl.spark import files, spark_internals
 from sparkdl.spark.hadoop import Context
@@ -37,6 +39,8 @@ from sparkdl.spark.hadoop import Context
 logger = logging.getLogger(__name__)
 MAGIC = b"SDLCKPT1"
 DIGEST_BYTES = 32
+PIECE = 1 << 22  # bytes that are written at once
+RESERVE_SECONDS = 0.5  # the time kept for the rest of an interrupted call's cleanup
 DIGESTS = {"model_variables": "the model's variables", "optimizer_variables": "the optimizer's variables"}
 NAME = re.compile(r"checkpoint-(\d{8})(?:_(-?\d+(?:\.\d+)?(?:e[-+]\d+)?))?\.sparkdl")
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
@@ -223,7 +227,8 @@ class Checkpoints:
         self._noted = False
         self._names: dict[int, str] = {}
         self._values: dict[int, float] = {}
-        self._queue: queue.Queue[tuple[list[packing.Part], float | None] | None] = queue.Queue(1)
+        self._queue: queue.SimpleQueue[tuple[list[packing.Part], float | None] | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(1)  # for one checkpoint in the queue
         self._thread: threading.Thread | None = None
         try:
             self._look()
@@ -248,7 +253,11 @@ class Checkpoints:
                 self._names[int(found[1])] = name
                 if found[2]:
                     self._values[int(found[1])] = float(found[2])
-            elif UNFINISHED.fullmatch(name):  # left by a driver that died
+        self._remove_unfinished()  # left by a driver that died
+
+    def _remove_unfinished(self) -> None:
+        for name in files.names(self.config.uri, context=self.context):
+            if UNFINISHED.fullmatch(name):
                 files.discard(self._path(name), context=self.context)
 
     def _path(self, name: str) -> str:
@@ -320,7 +329,7 @@ class Checkpoints:
             value: the monitored result, by which the best checkpoints are chosen.
             wait: whether to wait while an earlier checkpoint is queued. If False, this one is then skipped.
         """
-        if self._problem is not None or (self._queue.full() and not wait):
+        if self._problem is not None or not self._room.acquire(blocking=wait):
             return False
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="sparkdl-checkpoints", daemon=True)
@@ -331,6 +340,7 @@ class Checkpoints:
             queued = True
         except (TypeError, ValueError, RecursionError) as error:  # a callback's logs cannot be packed
             self._fail(error)
+            self._room.release()
             queued = False
         self.start_from(saved.snapshot)
         return queued
@@ -351,10 +361,10 @@ class Checkpoints:
         )
 
     def require_owned(self) -> None:
-        """Raise if another run is known to write to the folder.
+        """Raise if no more checkpoints are to be written.
 
         Raises:
-            CheckpointError: another run has taken the folder over, or has written to it.
+            CheckpointError: another run is known to use the folder, or an interrupt ended a checkpoint.
         """
         if self._problem is not None:
             raise self._problem
@@ -362,21 +372,30 @@ class Checkpoints:
             self.lease.require()
 
     def close(self) -> None:
-        """Wait until all checkpoints are written."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        """Wait until all checkpoints are written. An interrupt limits the wait, and then ends the writing."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._queue.put(None)
+        with interrupts.held():
+            if interrupts.join(thread, reserve=RESERVE_SECONDS):
+                return
+            self._problem = CheckpointError("The call was interrupted while a checkpoint was being written.")
+            if not interrupts.join(thread, interrupts.MOMENT):  # a write does not end
+                left = f"An unfinished checkpoint may be left in {self.config.uri}"
+                interrupts.finish(self._remove_unfinished, left)
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
+            self._room.release()
             try:
-                if self._problem is None:
-                    self._write(*item)
+                self.require_owned()
+                self._write(*item)
             except CheckpointError as error:
                 self._problem = error
             except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
-                self._fail(error)
+                if self._problem is None:
+                    self._fail(error)
 
     def _write(self, parts: list[packing.Part], value: float | None) -> None:
         self._number += 1
@@ -387,7 +406,7 @@ class Checkpoints:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             local = Path(file.name)
             try:
-                write_to(file, parts)
+                write_to(file, parts, self.require_owned)
                 file.close()
                 self._publish(local, name)
             finally:
@@ -421,7 +440,12 @@ class Checkpoints:
         Raises:
             CheckpointError: another run owns the folder, or has written a checkpoint of that name.
         """
-        check = self.require_owned if self.lease is None else self.lease.check
+
+        def check() -> None:
+            if self.lease is not None:
+                self.lease.check()
+            self.require_owned()
+
         try:
             files.publish(local, self._path(name), context=self.context, check=check)
         except FileExistsError as error:
@@ -438,13 +462,16 @@ class Checkpoints:
         return [number for number in self._names if number not in kept]
 
 
-def write_to(file: IO[bytes], parts: list[packing.Part]) -> None:
-    """Write a checkpoint of packed parts to an open file."""
+def write_to(file: IO[bytes], parts: list[packing.Part], check: Callable[[], object] = lambda: None) -> None:
+    """Write packed parts as a checkpoint to an open file; ``check`` may raise before each piece to end it."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     file.write(MAGIC + bytes(DIGEST_BYTES))
     for part in parts:
-        digest.update(part)
-        file.write(part)
+        for start in range(0, len(part), PIECE):
+            check()
+            piece = memoryview(part)[start : start + PIECE]
+            digest.update(piece)
+            file.write(piece)
     file.seek(len(MAGIC))
     file.write(digest.digest())
 

@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.process import interrupts
 from sparkdl.spark.folders import Folder, open_folder
 from sparkdl.spark.hadoop import Context
 
@@ -377,22 +378,26 @@ class Lease:
     # Releasing.
 
     def release(self) -> None:
-        """End the heartbeats and free the folder for the next run; do nothing without a lease."""
+        """End the heartbeats and free the folder for the next run; do nothing without a lease.
+
+        If an interrupted call ends before the file system responds, a thread frees the folder later. Until
+        then this process holds the lease.
+        """
         if os.getpid() != self.me.process:
             return  # this is a fork; its parent keeps the lease
         self._ends.set()
+        interrupts.finish(
+            self._release,
+            f"The lease of {self.uri} could not be removed; the next run may have to wait "
+            f"{SILENCE_SECONDS:.0f} s",
+        )
+
+    def _release(self) -> None:
         try:
             if self._thread is not None:
                 self._thread.join(JOIN_SECONDS)
             if self.me.id in _held:
                 self._remove()
-        except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
-            logger.warning(
-                "The lease of %s could not be removed; the next run may have to wait %.0f s: %s",
-                self.uri,
-                SILENCE_SECONDS,
-                error,
-            )
         finally:
             _held.discard(self.me.id)
 

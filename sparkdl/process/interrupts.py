@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import functools
 import logging
+import math
 import os
 import signal
 import threading
@@ -28,6 +29,7 @@ R = TypeVar("R")
 SOON = 0.3  # A call that reached no check is interrupted where it is.
 LATE = 1.5  # A call in a request to the JVM is interrupted too.
 CLEANED = 2.5  # A cleanup stops waiting.
+MOMENT = 0.1  # A cleanup waits this long in any case.
 GRACE = 10.0  # Another interrupt aborts a cleanup that hangs.
 NUDGE_SECONDS = 0.1  # interval at which the handler looks where the main thread is
 # Modules with locks that other threads share, or code that acquires a socket, a thread or slots.
@@ -253,6 +255,44 @@ def limited(seconds: float, *, reserve: float = 0.0) -> float:
     if guard is None or guard.recorded is None:
         return seconds
     return max(0.0, min(seconds, guard.since + CLEANED - reserve - time.monotonic()))
+
+
+def join(thread: threading.Thread, seconds: float = math.inf, *, reserve: float = 0.0) -> bool:
+    """Wait until a thread ends; return True if it has. An interrupt, before or during the wait, limits it.
+
+    Args:
+        thread: the thread.
+        seconds: the longest wait without an interrupt.
+        reserve: seconds to leave for the rest of an interrupted call's cleanup.
+    """
+    deadline = time.monotonic() + seconds
+    thread.join(min(seconds, MOMENT))
+    while thread.is_alive() and (left := limited(deadline - time.monotonic(), reserve=reserve)) > 0:
+        thread.join(min(left, MOMENT))
+    return not thread.is_alive()
+
+
+def finish(cleanup: Callable[[], object], failure: str) -> None:
+    """Call a cleanup; after an interrupt, wait no longer than ``limited`` allows until it returns.
+
+    Args:
+        cleanup: the cleanup, which may wait for a file system that does not respond.
+        failure: a clause to log, before the reason, if the cleanup fails or does not return in time.
+    """
+
+    def run() -> None:
+        try:
+            cleanup()
+        except Exception as error:  # noqa: BLE001 - a local or Hadoop file system may raise anything
+            logger.warning("%s: %s", failure, error)
+
+    if _of_this_thread() is None:  # No interrupt comes.
+        run()
+        return
+    thread = threading.Thread(target=run, name="sparkdl-cleanup", daemon=True)
+    thread.start()
+    if not join(thread):
+        logger.warning("%s: the file system does not respond", failure)
 
 
 @contextmanager

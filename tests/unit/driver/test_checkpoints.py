@@ -4,7 +4,11 @@ import errno
 import logging
 import os
 import re
+import signal
 import stat
+import tempfile
+import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -14,12 +18,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from sparkdl import driver
 from sparkdl.config import CheckpointConfig, FitConfig
 from sparkdl.core import packing
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Checkpoints, Description, Saved, write_to
 from sparkdl.driver.lease import lease_of
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.state import EpochReports, RowsHeld, Snapshot
 from sparkdl.spark import files
 
@@ -401,6 +408,130 @@ def test_a_run_without_its_lease_writes_no_checkpoint(tmp_path, caplog):
         checkpoints.require_owned()
     assert before == sorted(tmp_path.glob("checkpoint-*"))
     lease.release()
+
+
+@pytest.fixture
+def python_handles_interrupts():
+    """Handle interrupts even if pytest runs in the background of a shell, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def stalls(monkeypatch):
+    """A file system that does not respond until the event that is returned is set."""
+    responds, fsync = threading.Event(), os.fsync
+
+    def stalled(file):
+        responds.wait(60)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", stalled)
+    yield responds
+    responds.set()
+
+
+class SlowFile:
+    """A file that takes 20 s to write a checkpoint of 20 MB."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+
+    def write(self, data):
+        time.sleep(len(data) / 1e6)
+        self.file.write(data)
+
+
+def seconds_of_interrupted(close, before=lambda: None):
+    """Return the seconds that a cleanup takes in a call that is interrupted after ``before``."""
+
+    def work():
+        with Cleanup() as stack:
+            stack.callback(close)
+            before()
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupts.check()
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+    return time.monotonic() - begun
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupt_ends_a_slow_checkpoint(tmp_path, monkeypatch, number):
+    """An interrupt does not wait for slow checkpoints, and leaves no file."""
+    slow = tempfile.NamedTemporaryFile
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **options: SlowFile(slow(**options)))
+    monkeypatch.setattr(driver.checkpoints, "PIECE", 1 << 16)
+    checkpoints = open_(tmp_path, fresh=True)
+    large = replace(snapshot_at(1), states={0: bytes(20_000_000)})
+
+    def save_all():
+        for _ in range(number):
+            checkpoints.save(saved(large), wait=True)
+
+    took = seconds_of_interrupted(checkpoints.close, save_all)
+
+    assert took < 3
+    assert [] == list(tmp_path.iterdir())
+    assert checkpoints.failed == 0
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+def test_an_interrupt_waits_for_no_file_system_that_stalls(tmp_path, stalls, eventually, caplog):
+    """A checkpoint on a file system that stalls is removed at once, and is not published later."""
+    checkpoints = open_(tmp_path, fresh=True)
+
+    took = seconds_of_interrupted(
+        checkpoints.close, lambda: checkpoints.save(saved(snapshot_at(1)), wait=True)
+    )
+
+    assert took < 3
+    assert [] == list(tmp_path.iterdir())
+    stalls.set()
+    assert eventually(lambda: "sparkdl-checkpoints" not in {each.name for each in threading.enumerate()})
+    assert [] == list(tmp_path.iterdir())
+    assert ["Interrupted: stopping the call and cancelling its Spark job."] == caplog.messages
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+def test_an_interrupt_while_the_last_checkpoint_is_awaited_ends_the_wait(tmp_path, stalls):
+    """An interrupt that comes during the wait for the last checkpoint ends the wait, too."""
+    checkpoints = open_(tmp_path, fresh=True)
+    checkpoints.save(saved(snapshot_at(1)), wait=True)
+    pressed = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    pressed.start()
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(checkpoints.close)
+
+    assert time.monotonic() - begun < 3.5
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+def test_without_an_interrupt_a_checkpoint_is_awaited(tmp_path, stalls, monkeypatch):
+    """Without an interrupt, the wait for a checkpoint has no limit."""
+    monkeypatch.setattr(interrupts, "CLEANED", 0.1)
+    checkpoints = open_(tmp_path, fresh=True)
+    threading.Timer(1, stalls.set).start()
+
+    interrupts.call(save, checkpoints, 1)
+
+    assert [1] == versions_in(tmp_path)
 
 
 def test_when_checkpoints_are_due(tmp_path):

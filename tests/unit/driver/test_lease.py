@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from sparkdl.driver import checkpoints, lease
 from sparkdl.driver.lease import BEAT_SECONDS, SILENCE_SECONDS, Lease, Owner, lease_of
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.process import interrupts
+from sparkdl.process.interrupts import Cleanup
 from sparkdl.spark import folders
 
 # -- on a disk ------------------------------------------------------------------------------------
@@ -348,6 +350,37 @@ def test_the_thread_warns_once_and_ends(tmp_path, monkeypatch, caplog):
     with pytest.raises(CheckpointError, match="was removed"):
         mine.require()
     mine.release()
+
+
+def test_an_interrupt_waits_for_no_file_system_that_stalls(tmp_path, monkeypatch, eventually, caplog):
+    """After an interrupt, a lease is released as soon as its file system responds, and the call ends."""
+    mine, responds, discard = acquired(tmp_path), threading.Event(), folders.LocalFolder.discard
+
+    def stalled(*arguments):
+        responds.wait(60)
+        discard(*arguments)
+
+    def work():
+        with Cleanup() as stack:
+            stack.callback(mine.release)
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupts.check()
+
+    monkeypatch.setattr(folders.LocalFolder, "discard", stalled)
+    before, begun = signal.signal(signal.SIGINT, signal.default_int_handler), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.call(work)
+    signal.signal(signal.SIGINT, before)
+
+    assert time.monotonic() - begun < 3
+    assert caplog.messages[-1].endswith(
+        "could not be removed; the next run may have to wait 20 s: the file system does not respond"
+    )
+    with pytest.raises(CheckpointError, match="another fit of this process"):
+        acquired(tmp_path)
+    responds.set()
+    assert eventually(lambda: not lease._held)
+    assert [] == names(tmp_path)
 
 
 def test_a_fork_has_no_lease(tmp_path):
