@@ -168,11 +168,10 @@ class FitRun:
                 interrupts.check()
             except BaseException as error:
                 with interrupts.held():
-                    snapshot = self._interrupted(store, group)
+                    self._load(self._interrupted(store, group), store)
                     self.record.settle(store, self.traffic)
                     self.record.finish("failed", reason_of(error))
                     self._record(store)
-                    self._load(snapshot, store)
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
             self.record.settle(store, self.traffic)
@@ -419,11 +418,14 @@ class FitRun:
 
     def _interrupted(self, store: Store, group: WorkerGroup) -> Snapshot:
         """Stop a run that ends early, wait for its last merge, and return its last snapshot."""
-        if store.plans and store.failure is None and group.job is not None and group.job.running:
-            store.stop()
-            deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
-            while not store.reported and group.job.running and time.monotonic() < deadline:
-                store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
+        try:
+            if store.plans and store.failure is None and group.job is not None and group.job.running:
+                store.stop()
+                deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
+                while not store.reported and group.job.running and time.monotonic() < deadline:
+                    store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
+        except Exception as error:  # noqa: BLE001 - a request to worker 0 may fail in any way
+            logger.debug("The run could not be stopped: %r", error)
         return store.stopped_snapshot()
 
     def _rows(self, store: Store) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class Snapshots(ABC):
         """Return the committed snapshot with the weights that a stopped replica has reported."""
         snapshot = replace(self.committed, parameters=report.parameters, statistics=report.statistics)
         if self.shape.plan.joint:
-            states = {report.worker: spooled(report.state)}
+            states: dict[int, bytes | mmap] = {report.worker: bytes(report.state)}  # the disk may be full
             return replace(snapshot, states=states, progress=self.schedule.progress)
         return replace(snapshot, rule=self.aggregation.read_rule(report.state[self.shape.whole_state :]))
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.driver import preparation
+from sparkdl.driver.fit import FitRun
 from sparkdl.modeling import keras_variables, proof, serialization, trainability
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
@@ -121,3 +123,10 @@ def test_a_lease_is_released(monkeypatch, where):
 
     assert "release" == calls[-1]
     assert 1 == calls.count("release")
+
+
+def test_a_run_that_cannot_be_stopped_has_its_last_snapshot():
+    """If workers cannot be stopped, the model still gets the last snapshot that the driver has."""
+    store = mock.Mock(failure=None, reported=False, **{"stop.side_effect": OSError("Spark was stopped")})
+
+    assert FitRun._interrupted(mock.Mock(), store, mock.Mock()) is store.stopped_snapshot()

@@ -802,6 +802,18 @@ def test_a_stopped_gang_of_replicas_tells_its_weights():
     assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(0))
 
 
+def test_a_stopped_gang_of_replicas_tells_its_weights_on_a_full_disk(monkeypatch):
+    """A stopped run of replicas returns its last weights, even if no temporary file can be written."""
+    store = begun(store_of(workers=1, size=1, optimizer=2))
+    monkeypatch.setattr(state, "IN_MEMORY", 1)
+    monkeypatch.setattr(state, "TemporaryFile", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    store.stop()
+    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
+    snapshot = store.stopped_snapshot()
+
+    assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(0))
+
+
 def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
     """A run stopped after an epoch's end returns that epoch's snapshot, taken by the driver or not."""
     store = begun(store_of(workers=1, size=1, optimizer=2))
