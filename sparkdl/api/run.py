@@ -18,6 +18,7 @@ from sparkdl.server.http_app import Traffic
 from sparkdl.settings import FaultTolerance, Network, with_deprecated
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import application_of
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.spark.jobs import Job, StageFactory
 from sparkdl.worker.collective import WorkerContext
 from sparkdl.worker.tasks import FunctionTask
@@ -66,11 +67,12 @@ def run(
     _require_one_argument(function)
     cluster = application_of(own_gpus=True)
     context = cluster.context  # raises ConfigError over Spark Connect
-    cluster.require_python(_backend())
-    num_workers, why = cluster.num_workers(config.num_workers, None, start_timeout)
-    jobs.logger.info("%d workers: %s.", num_workers, why)
-    store = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
     with Cleanup() as stack:
+        stack.enter_context(explained_if_stopped(cluster))
+        cluster.require_python(_backend())
+        num_workers, why = cluster.num_workers(config.num_workers, None, start_timeout)
+        jobs.logger.info("%d workers: %s.", num_workers, why)
+        store = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
         stack.enter_context(jobs.claim(cluster, num_workers))
         endpoint = stack.enter_context(serving(store, cluster, config.network, Traffic()))
         tasks = context.parallelize(range(num_workers), num_workers)

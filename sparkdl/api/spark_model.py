@@ -52,6 +52,7 @@ from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of
 from sparkdl.sources.dataframe import FrameSource, require_free
 from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
 from sparkdl.spark.application import SparkApplication, application_of, ship
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.spark.jobs import StageFactory
 from sparkdl.ui import summary
 from sparkdl.ui.history import History
@@ -425,20 +426,20 @@ class SparkModel:
         )
         cluster = application_of(source.session)
         require_sendable(source, cluster)
-        cluster.require_python(keras_settings.backend())
-        source.workers = cluster.slots()
         source.whole = signature.fixed_batch_size(self.model, batch_size=batch_size) is not None
         if not source.ordered:
             refuse_stateful(self.model)
-        source.schema, settled = settle(self.model, source, "test_step")
-        self._settled = settled
-        stages = self._stages(cluster, source.schema, batch_size)
-        source.held_batch = 32 if batch_size is None else batch_size
-        try:
+        with Cleanup() as stack:
+            stack.enter_context(explained_if_stopped(cluster))
+            cluster.require_python(keras_settings.backend())
+            source.workers = cluster.slots()
+            source.schema, settled = settle(self.model, source, "test_step")
+            self._settled = settled
+            stages = self._stages(cluster, source.schema, batch_size)
+            stack.callback(cluster.forget, stages.shared)
+            source.held_batch = 32 if batch_size is None else batch_size
             with serving_rows(source, cluster, self.config.network, stages, source.held_batch) as stages:
                 results = source.evaluation(cluster, stages)
-        finally:
-            cluster.forget(stages.shared)
         states = [bytes(states) for states, _ in results]
         logs = self._user_model().metrics(settled, "test_step").merge(states, step="test_step")
         return logs if return_dict else keras_internals.metrics_in_order(self.model, logs)
@@ -483,18 +484,7 @@ class SparkModel:
         count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
-            cluster = application_of()
-            cluster.rebind(x)
-            cluster.require_python(keras_settings.backend())
-            signature.fixed_batch_size(self.model, batch_size=batch_size)
-            refuse_stateful(self.model)
-            try:
-                schema = _features_of(self.model, x, count)
-            except NoRowsError:
-                return x  # an RDD without rows is its own prediction
-            stages = self._stages(cluster, schema, batch_size)
-            ship(cluster)
-            return x.mapPartitions(stages.make(PredictRowsTask(stages.code)).function)
+            return self._predict_rdd(x, count, batch_size)
         source = make_source(
             (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
         )
@@ -506,15 +496,31 @@ class SparkModel:
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
         if not source.count():
             return execution.of_no_rows(self.model, source.like_a_row())
-        cluster.require_python(keras_settings.backend())
-        source.schema, _ = settle(self.model, source)
-        source.whole = signature.is_stateful(self.model)
-        stages = self._stages(cluster, source.schema, batch_size)
-        try:
+        with Cleanup() as stack:
+            stack.enter_context(explained_if_stopped(cluster))
+            cluster.require_python(keras_settings.backend())
+            source.schema, _ = settle(self.model, source)
+            source.whole = signature.is_stateful(self.model)
+            stages = self._stages(cluster, source.schema, batch_size)
+            stack.callback(cluster.forget, stages.shared)
             with serving_rows(source, cluster, self.config.network, stages, size) as stages:
                 return execution.concatenate(source.predictions(cluster, stages))
-        finally:
-            cluster.forget(stages.shared)
+
+    def _predict_rdd(self, x: RDD[Any], count: int | None, batch_size: int | None) -> RDD[Any]:
+        """Return a lazy RDD of predictions; ``count`` is the model's number of inputs."""
+        cluster = application_of()
+        with explained_if_stopped(cluster):
+            cluster.rebind(x)
+            cluster.require_python(keras_settings.backend())
+            signature.fixed_batch_size(self.model, batch_size=batch_size)
+            refuse_stateful(self.model)
+            try:
+                schema = _features_of(self.model, x, count)
+            except NoRowsError:
+                return x  # an RDD without rows is its own prediction
+            stages = self._stages(cluster, schema, batch_size)
+            ship(cluster)
+            return x.mapPartitions(stages.make(PredictRowsTask(stages.code)).function)
 
     def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
         """Return the DataFrame with a column of predictions, lazily; only unknown input shapes need a job."""

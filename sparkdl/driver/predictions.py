@@ -16,6 +16,7 @@ from sparkdl.sources.base import NoRowsError
 from sparkdl.sources.dataframe import FrameSource, column_of_predictions
 from sparkdl.spark import preflight
 from sparkdl.spark.application import SparkApplication, application_of, ship
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.spark.jobs import StageFactory
 from sparkdl.worker.inference import InferenceJob
 from sparkdl.worker.user_code import Code
@@ -82,11 +83,12 @@ def column_function(
     """
     refuse_stateful(model)
     cluster = application_of(session)
-    cluster.require_python(keras_settings.backend())
-    predicted = execution.probe(model, schema) if predicted is None else predicted  # this builds the model
-    checks.require_numbers(model, predicted)
-    stages = inference_stages(cluster, model, schema, batch_size, **code)
-    ship(cluster)
+    with explained_if_stopped(cluster):
+        cluster.require_python(keras_settings.backend())
+        predicted = execution.probe(model, schema) if predicted is None else predicted  # builds the model
+        checks.require_numbers(model, predicted)
+        stages = inference_stages(cluster, model, schema, batch_size, **code)
+        ship(cluster)
     shapes = signature.output_shapes(model, predicted)
     return column_of_predictions(stages, shapes, head, decode)
 

@@ -47,6 +47,7 @@ from sparkdl.sources.resolve import (
 )
 from sparkdl.spark import spark_internals
 from sparkdl.spark.application import SparkApplication, application_of
+from sparkdl.spark.failures import explained_if_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,8 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         user: the model, its settings, and the state that earlier fits left.
         arguments: the arguments of the fit.
         history: the History that gets the results.
-        stack: the cleanup of the fit, which releases the lease of the checkpoint folder.
+        stack: the cleanup of the fit, which releases the lease of the checkpoint folder and explains errors
+            of Spark after it was stopped.
 
     Raises:
         ConfigError: an argument cannot be honoured.
@@ -233,6 +235,7 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         require_partitions(source, validation)
     trainability.require_trainable(model)
     cluster = application_of(source.session, own_gpus=not config.share_gpus)
+    stack.enter_context(explained_if_stopped(cluster))
     require_sendable(source, cluster)
     cluster.require_python(keras_settings.backend())
     most = min(fit.batch_size, source.count() or fit.batch_size)

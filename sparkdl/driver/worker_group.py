@@ -105,6 +105,8 @@ class WorkerGroup:
     def _failed(self, error: SparkDLError) -> None:
         """Restart the workers if that can fix the error, else raise it."""
         self._relay_logs(last=True)
+        if isinstance(error, WorkerLostError | StaleWorkerError) and self.cluster.stopped:
+            raise failures.explain(error, self.cluster) from None
         if failures.lacks_package(error) and not self.shipped:
             logger.info("sparkdl is not installed on the executors; sending them a copy.")
             self.cancel()

@@ -39,6 +39,7 @@ from sparkdl.scheduling.simulation import forecast
 from sparkdl.server.monitoring.overview import Overview, Table
 from sparkdl.settings import FaultTolerance, Network
 from sparkdl.spark.application import application_of
+from sparkdl.spark.failures import explained_if_stopped
 
 logger = logging.getLogger(__name__)
 CANCEL_SECONDS = 30.0  # the time that a fit may take to end after it is cancelled
@@ -103,7 +104,8 @@ class Scheduler:
     ) -> None:
         self._policy = Policy(1 if slots is None else slots, time_slice, aging, shares or {})
         self._cluster = application_of(own_gpus=slots is None)
-        self._policy.slots = self._slots(slots)
+        with explained_if_stopped(self._cluster):
+            self._policy.slots = self._slots(slots)
         self._changed = threading.Condition(threading.RLock())
         self._pausing: tuple[str, ...] = ()
         self._jobs: dict[str, Job] = {}
@@ -201,6 +203,7 @@ class Scheduler:
             ConfigError: an argument cannot be honoured; the job needs more slots than there are; the model,
                 a callback or the checkpoint folder belongs to a job that has not ended; or the scheduler
                 is closed.
+            ClusterError: Spark was stopped.
         """
         slots = self._slots_of(spark_model)
         arguments = _bound(spark_model, {"x": x, "y": y, "verbose": 0} | fit_arguments)
@@ -214,6 +217,7 @@ class Scheduler:
         share = "" if share is None else text("share", share)
         with self._changed:
             self._require_free(pausable)
+            self._require_running()
             spec = JobSpec(
                 name=self._name(spark_model, name),
                 slots=slots,
@@ -298,9 +302,10 @@ class Scheduler:
             inherited: the tags of other jobs that the thread has inherited.
         """
         try:
-            for tag in inherited:
-                self._cluster.untag(tag)
-            self._cluster.tag(job.tag)
+            with explained_if_stopped(self._cluster):
+                for tag in inherited:
+                    self._cluster.untag(tag)
+                self._cluster.tag(job.tag)
             while self._has_slots(job):
                 try:
                     history = job.fit.run()
@@ -320,16 +325,21 @@ class Scheduler:
         """Wait until a job gets its slots, and return True; False once it has ended.
 
         Raises:
-            ClusterError: Spark was stopped. A fit would start another application.
+            ClusterError: Spark was stopped.
         """
         with self._changed:
             self._changed.wait_for(lambda: job.done or job.state is State.RUNNING)
-        if not job.done and self._cluster.stopped:
+        if not job.done:
+            self._require_running()
+        return not job.done
+
+    def _require_running(self) -> None:
+        """Raise a ClusterError if Spark was stopped, because a fit would start another application."""
+        if self._cluster.stopped:
             raise ClusterError(
                 "The Spark application of the scheduler was stopped before the job could run. Start a new "
                 "session, and submit the job to a new scheduler."
             )
-        return not job.done
 
     def _end_epoch(self, name: str, done: int) -> None:
         """Record the end of an epoch, and decide; ``done`` counts the epochs before ``initial_epoch`` too."""

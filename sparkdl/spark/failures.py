@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from pyspark import errors as of_spark
@@ -87,6 +90,33 @@ def explain(error: Exception, cluster: SparkApplication, *, of_rows: bool = True
     found = found or _of_the_plan(error, text, of_rows=of_rows)
     found.cause = error
     return found
+
+
+@contextmanager
+def explained_if_stopped(cluster: SparkApplication) -> Iterator[None]:
+    """Explain the errors of a ``with`` block that come from the use of Spark after it was stopped.
+
+    Errors of this package and those that the user's code raises are left alone.
+
+    Args:
+        cluster: the Spark application.
+
+    Raises:
+        ClusterError: Spark was stopped.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SparkDLError) or not _comes_from_spark(error) or not cluster.stopped:
+            raise
+        raise explain(error, cluster) from error
+
+
+def _comes_from_spark(error: Exception) -> bool:
+    """Return True if a function of PySpark, of py4j or of this package raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    return module.partition(".")[0] in ("pyspark", "py4j", "sparkdl")
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.modeling import checks
 from sparkdl.modeling.keras_types import Model
 from sparkdl.spark.application import application_of
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.tune.rows import Rows, require_samples, resampled
 from sparkdl.tune.side_by_side import own_callbacks, run_threads, seeded, settings_of
 from sparkdl.ui.history import History
@@ -58,7 +59,8 @@ def train(
     if training.bootstrap:
         require_samples(rows, "bootstrap=True")
     cluster = application_of(getattr(rows.x, "sparkSession", None))
-    at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // settings["num_workers"])
+    with explained_if_stopped(cluster):
+        at_once = len(seeds) if cluster.dynamic else max(1, cluster.slots() // settings["num_workers"])
     own_callbacks(training.fit.get("callbacks"))  # refuses those that cannot be copied
     members = [SparkModel(built(build, seed), **settings) for seed in seeds]
 
@@ -72,7 +74,9 @@ def train(
         for member in members:
             member.model.stop_training = True
 
-    histories = side_by_side(cluster, [partial(fit, place) for place in range(len(seeds))], at_once, stop)
+    calls = [partial(fit, place) for place in range(len(seeds))]
+    with explained_if_stopped(cluster):
+        histories = side_by_side(cluster, calls, at_once, stop)
     return [member.model for member in members], histories
 
 

@@ -27,6 +27,7 @@ from sparkdl.process.interrupts import Cleanup
 from sparkdl.settings import Network
 from sparkdl.sources.resolve import SharedArrays
 from sparkdl.spark.application import SparkApplication, application_of
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.tune.best_models import BestModels, ranked
 from sparkdl.tune.cross_validation import CrossValidated, require_build
 from sparkdl.tune.parameters import size_of, space_of
@@ -125,7 +126,7 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
 
     Raises:
         ConfigError: an argument cannot be honoured, or the storage cannot be used.
-        ClusterError: there are no slots.
+        ClusterError: there are no slots, or Spark was stopped.
         SearchError: no trial succeeded.
         KeyboardInterrupt: the search was interrupted; finished trials are in the study.
 
@@ -303,11 +304,12 @@ def _parallelism(cluster: SparkApplication, wanted: int | None, workers: int) ->
 
     Raises:
         ConfigError: there are fewer slots than they need.
-        ClusterError: there are no slots.
+        ClusterError: there are no slots, or Spark was stopped.
     """
     if wanted is not None:
         whole_number("parallelism", wanted)
-    slots, _ = cluster.num_workers(None, None, 60.0)
+    with explained_if_stopped(cluster):
+        slots, _ = cluster.num_workers(None, None, 60.0)
     if cluster.dynamic:
         return wanted or max(1, slots // workers)
     if (wanted or 1) * workers > slots:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from optuna import Study, Trial
 from optuna.trial import FrozenTrial, TrialState
 
 from sparkdl.driver.display.progress import Display, value_text
-from sparkdl.errors import SearchError, SparkDLError
+from sparkdl.errors import ClusterError, SearchError, SparkDLError
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.monitoring.live import State
 from sparkdl.server.monitoring.overview import Overview
 from sparkdl.spark.application import SparkApplication
+from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.result import REPEATS, repeated_trials, states_of
 from sparkdl.tune.side_by_side import run_threads
@@ -73,6 +75,7 @@ class StudyRun:
 
         Raises:
             SearchError: no trial succeeded, or the storage failed.
+            ClusterError: Spark was stopped.
             ConfigError: the metric is not a result of an epoch.
         """
         # A sampler calls this method of the study when it has tried its whole grid.
@@ -81,15 +84,16 @@ class StudyRun:
         try:
             self._resume()
             self.table.load(self.study, states_of(self.study))
-            run_threads(
-                cluster,
-                self._work,
-                threads,
-                name="sparkdl-trials",
-                stop=self._stop,
-                failed=lambda: self.error is not None,
-                idle=self._idle,
-            )
+            with explained_if_stopped(cluster):
+                run_threads(
+                    cluster,
+                    partial(self._work, cluster),
+                    threads,
+                    name="sparkdl-trials",
+                    stop=self._stop,
+                    failed=lambda: self.error is not None,
+                    idle=self._idle,
+                )
             state = "failed" if self.error else "stopped" if self.record.stop_request else "finished"
         finally:
             del self.study.stop
@@ -118,10 +122,10 @@ class StudyRun:
         for model in tuple(self.runner.running.values()):
             model.stop_training = True
 
-    def _work(self) -> None:
+    def _work(self, cluster: SparkApplication) -> None:
         """Run one trial after the other, in a thread."""
         try:
-            while (trial := self._next()) is not None:
+            while (trial := self._next(cluster)) is not None:
                 self._finish(trial, self.runner.run(trial))
         except Exception as error:  # noqa: BLE001 - of the storage, or of the sampler
             of_ours = isinstance(error, SparkDLError)
@@ -133,10 +137,20 @@ class StudyRun:
         self.error = self.error or error
         self._stop()
 
-    def _next(self) -> Trial | None:
+    def _next(self, cluster: SparkApplication) -> Trial | None:
+        """Return the next trial; None if there is none.
+
+        Raises:
+            ClusterError: Spark was stopped. A trial would start another application.
+        """
         with self._lock:
             if not self._left or self.runner.stopping.is_set():
                 return None
+            if cluster.stopped:
+                raise ClusterError(
+                    "Spark was stopped during the search. Start a new session and search again. With the "
+                    "same storage, the study continues."
+                )
             if self._exhausted and not self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
                 return None
             self._left -= 1

@@ -153,10 +153,38 @@ def test_updates_count_once_where_spark_starts_a_second_attempt(tmp_path, settin
 @pytest.mark.parametrize("mode", ["synchronous", pytest.param("hogwild", marks=pytest.mark.whole)])
 def test_a_fit_whose_application_is_stopped_says_so(mode):
     """Stopping the application ends a fit with a ClusterError; no thread is left and the next fit trains."""
-    report = report_of("stopped.py", "local[2]", mode)
+    moments = ["in an epoch", "in on_train_begin", "in on_epoch_begin"]
+    require_named(report_of("stopped.py", "local[2]", mode, own=moments), moments)
 
-    assert report["raised"].startswith("ClusterError: Spark was stopped while the job was running.")
+
+def require_named(report, moments):
+    """Require that each call says that Spark was stopped, and that nothing is left."""
+    assert moments == list(report["raised"])
+    for moment, raised in report["raised"].items():
+        assert re.match("ClusterError: .*[Ss]park .*was stopped .*[Ss]tart a new session", raised), moment
     assert ([], 2) == (report["threads"], report["next"])
+
+
+@pytest.mark.whole
+def test_a_fit_on_executors_whose_application_is_stopped_says_so():
+    """Workers that are lost because the application is stopped do not restart; nor does a fit wait longer."""
+    moments = ["in an epoch", "in a wait for executors"]
+    require_named(report_of("stopped.py", "local-cluster[2,1,1024]", "asynchronous", own=moments), moments)
+
+
+@pytest.mark.whole
+def test_any_call_whose_application_is_stopped_says_so():
+    """Stopping the application ends every kind of call with a ClusterError."""
+    moments = [
+        "in evaluate",
+        "in predict",
+        "in predict of an RDD",
+        "in a search",
+        "in an ensemble",
+        "in a job",
+    ]
+    moments += ["before a job", "in run"]
+    require_named(report_of("stopped.py", "local[2]", "synchronous", own=moments), moments)
 
 
 @pytest.mark.whole

@@ -8,7 +8,7 @@ from stores import begun, store_of
 
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.driver.worker_group import WorkerGroup
-from sparkdl.errors import WorkerLostError
+from sparkdl.errors import ClusterError, WorkerLostError
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.http_app import Traffic
 from sparkdl.transport.log_lines import LINES_OF_ALL, LINES_OF_WORKER
@@ -111,7 +111,7 @@ def test_a_restart_is_logged_with_the_point_that_workers_continue_from(caplog, m
     """In rounds workers continue from the snapshot, and without rounds after their own last updates."""
     store = store_of(mode)
     group = WorkerGroup(
-        cluster=mock.Mock(),
+        cluster=mock.Mock(stopped=False),
         store=store,
         submit=lambda generation, barrier: mock.Mock(),
         barrier=False,
@@ -125,3 +125,25 @@ def test_a_restart_is_logged_with_the_point_that_workers_continue_from(caplog, m
     text = f"A worker was lost; the workers restart (1 of 3) and continue {point}: Worker 0 died."
     assert [text] == caplog.messages
     assert (2, 1) == (store.generation, store.restarts)
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_worker_that_is_lost_because_spark_was_stopped_does_not_restart(restarts):
+    """Stopping Spark ends the executors; the loss of their workers is reported as what it is."""
+    store = store_of("synchronous")
+    group = WorkerGroup(
+        cluster=mock.Mock(stopped=True),
+        store=store,
+        submit=mock.Mock(),
+        barrier=False,
+        restarts=restarts,
+        start_timeout=60,
+    )
+    store.fail(1, WorkerLostError("Worker 0 died."))
+
+    with pytest.raises(ClusterError, match="Spark was stopped") as raised:
+        group.check()
+
+    assert "Worker 0 died." == str(raised.value.cause)
+    assert (1, 0) == (store.generation, store.restarts)
+    group.submit.assert_not_called()
