@@ -46,6 +46,7 @@ POLL_SECONDS = 0.5  # between two looks at the heartbeat of another run
 LOOKS = 20  # attempts to read a folder while another run removes its files
 JOIN_SECONDS = 10.0  # the longest wait for the last heartbeat to end, on a file system that may hang
 ID = re.compile("[0-9a-f]{32}")  # a part of file names
+LEFTOVER = re.compile(rf"\.{NAME}(-{ID.pattern}\.next)?-[0-9a-f]+|{NAME}-{ID.pattern}\.(beat|next)")
 MOST_PROCESSES = 1 << 31  # process ids are below this; os.kill accepts no larger ones
 _held: set[str] = set()  # the ids of this process's leases
 
@@ -181,14 +182,23 @@ class Lease:
             while not self._try():
                 pass
             self._beat()
-            for name in self.folder.names():
-                if name.startswith(f"{NAME}-") and name.endswith(".beat") and name != _beat_of(self.me):
-                    self.folder.discard(name)
+            self._remove_leftovers()
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"Checkpoints cannot be kept in {self.uri}: {error}. Expected a folder that this process can "
                 "read and write."
             ) from error
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files of drivers that were killed, also unfinished ones.
+
+        A driver that is about to create such a file looks at the folder again; see ``Folder.create``.
+        """
+        names = self.folder.names()  # before the chain, so that no later run's file is among them
+        kept = {_beat_of(self.me), *map(_next_of, self._chain())}
+        for name in names:
+            if LEFTOVER.fullmatch(name) and name not in kept:
+                self.folder.discard(name)
 
     def _try(self) -> bool:
         """Try once to become the owner; return False if other runs changed the chain in the meantime."""

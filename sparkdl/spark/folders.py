@@ -36,7 +36,11 @@ class Folder(Protocol):
         """Return the content of a file; None if there is no such file."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, all or nothing; return False if a file with other content exists."""
+        """Write a new file, all or nothing.
+
+        Return False if a file with other content exists, or if another driver removed the unfinished file,
+        whose name is a dot, ``name``, a hyphen and hexadecimal digits.
+        """
 
     def rewrite(self, name: str, data: bytes) -> None:
         """Write a file, or overwrite it with the same number of bytes; readers may see a partial write."""
@@ -92,12 +96,16 @@ class LocalFolder:
             return None
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, all or nothing; return False if a file with other content exists."""
+        """Write a new file, all or nothing; return False if another driver prevents it."""
         begun = self.path / f".{name}-{secrets.token_hex(8)}"
         try:
             begun.write_bytes(data)
             publish_local(begun, self.path / name)
         except FileExistsError:
+            return False
+        except FileNotFoundError:
+            if not self.path.exists() or begun.exists():
+                raise
             return False
         finally:
             remove_temporary(begun)
@@ -158,16 +166,17 @@ class HadoopFolder:
                 stream.close()
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a new file, all or nothing; return False if a file with other content exists."""
+        """Write a new file, all or nothing; return False if another driver prevents it."""
         with self._at(f".{name}-{secrets.token_hex(8)}") as begun, self._at(name) as path:
             try:
                 self._write(begun, data)
                 made = not self._system.exists(path) and self._system.rename(begun, path)
+                removed = not made and not self._system.exists(begun)
             finally:
                 with suppress(Py4JError):
                     self._system.delete(begun, False)
         if not made and (found := self.read(name)) != data:
-            if found is None:
+            if found is None and not removed:
                 raise OSError(f"{path} cannot be written.")
             return False
         return True

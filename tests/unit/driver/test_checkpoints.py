@@ -233,6 +233,7 @@ def test_a_changed_setting_is_logged_by_name_and_value(tmp_path, caplog):
 def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
     """A new run requires a folder without checkpoints; partial files of a dead driver are removed."""
     (tmp_path / ".checkpoint-half").touch()
+    (tmp_path / "checkpoint-00000002.sparkdl.0f.begun").touch()
     others = ["checkpoint-00000001_copy.sparkdl", "notes.txt"]
     for name in others:
         (tmp_path / name).touch()

@@ -424,6 +424,55 @@ def test_a_driver_that_is_killed_leaves_a_lease_that_ends_with_it(tmp_path):
     assert names(tmp_path) == []
 
 
+def killed_in(action):
+    """Run a function in a child process that is killed in its call of ``publish_local``."""
+    child = os.fork()
+    if not child:
+        folders.publish_local = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            action()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_what_killed_drivers_leave_is_removed(tmp_path, elsewhere):
+    """The next run removes the files of drivers that were killed while they took or released the folder."""
+    killed_in(lambda: acquired(tmp_path))
+    (unfinished,) = names(tmp_path)
+    assert unfinished.startswith(".lease-")
+    silent = elsewhere(tmp_path)
+    killed_in(lambda: acquired(tmp_path))
+    assert any(name.startswith(f".lease-{silent.me.id}.next-") for name in names(tmp_path))
+    (tmp_path / f"lease-{'0' * 32}.next").write_bytes(Owner.here().record())
+    (tmp_path / "checkpoint-00000001.sparkdl").touch()
+
+    mine = acquired(tmp_path)
+    mine.check()
+    left = ["lease", f"lease-{mine.me.id}.beat", f"lease-{silent.me.id}.next"]
+    assert names(tmp_path) == sorted([*left, "checkpoint-00000001.sparkdl"])
+    mine.release()
+
+    assert names(tmp_path) == ["checkpoint-00000001.sparkdl"]
+
+
+def test_a_driver_whose_unfinished_file_the_owner_removes_tries_again(tmp_path, monkeypatch):
+    """A driver that loses its unfinished file to the owner's cleanup looks at the folder again."""
+    publish, lost = folders.publish_local, []
+
+    def once_lost(begun, *arguments):
+        if not lost:
+            lost.append(begun)
+            begun.unlink()
+        publish(begun, *arguments)
+
+    monkeypatch.setattr(folders, "publish_local", once_lost)
+    mine = acquired(tmp_path)
+
+    assert lost
+    mine.release()
+
+
 # -- processes ------------------------------------------------------------------------------------
 
 
@@ -684,7 +733,7 @@ def test_whatever_drivers_do_one_owns_the_folder(fates, choices):
     """However drivers are killed or stopped, none takes a folder whose owner is alive.
 
     A driver that passes a check was the owner during it; one that beats in time keeps the folder; no file has
-    two contents. If all live, one finishes and leaves nothing.
+    two contents. If all live, one finishes and leaves nothing. A later driver removes what others have left.
     """
     with pytest.MonkeyPatch.context() as patch, World(fates, choices) as world:
         patch.setattr(lease, "_machine", lambda: str(threading.get_ident()))
@@ -699,3 +748,10 @@ def test_whatever_drivers_do_one_owns_the_folder(fates, choices):
     if "killed" not in outcomes and not any(driver.was_stopped for driver in world.drivers):
         assert "ended" in outcomes
         assert not [name for name in world.files if isinstance(name, str)]
+    with pytest.MonkeyPatch.context() as patch, World([(world.now + 1000, "lives", 0)], []) as later:
+        patch.setattr(lease, "_machine", lambda: "another")
+        patch.setattr(lease, "_held", Anyone())
+        later.files, later.now = world.files, world.now + 1000
+        later.run()
+    assert "ended" == later.drivers[0].outcome
+    assert not [name for name in world.files if isinstance(name, str)]
