@@ -86,6 +86,7 @@ def _os_error(number):
 FAILURES = {
     "ENOSPC": (_os_error(errno.ENOSPC), WRITES),
     "EIO": (_os_error(errno.EIO), WRITES | READS | {*REMOVES}),
+    "ETIMEDOUT": (_os_error(errno.ETIMEDOUT), WRITES | READS | {*REMOVES}),  # a network file system is silent
     "EMFILE": (_os_error(errno.EMFILE), OPENS),
     "ECONNRESET": (_os_error(errno.ECONNRESET), SOCKETS),
     "MemoryError": (lambda: MemoryError("Unable to allocate memory"), ALLOCATES),

@@ -15,6 +15,7 @@ from sparkdl.server.aggregation import Aggregation, Read
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
 from sparkdl.server.state import GroupSpec, Member
+from sparkdl.transport.arrivals import ArrivalError
 from sparkdl.transport.exchange import Begin, Notes
 from sparkdl.transport.log_lines import LogLines, named
 from sparkdl.transport.messages import Interval, Kind, LogEntry, Reply, Running, Sections, Update
@@ -305,7 +306,7 @@ class GroupCoordinator(ABC):
             return self._answer(update, read)
         except BaseException as error:
             self.sent(update)
-            if not isinstance(error, RefusedError | WireError | ConnectionError | TimeoutError):
+            if not isinstance(error, RefusedError | WireError | ArrivalError):
                 self.break_down(error)
             raise
         finally:

@@ -36,6 +36,7 @@ from __future__ import annotations
 import base64
 import errno
 import hmac
+import json
 import logging
 import threading
 import time
@@ -70,7 +71,7 @@ from sparkdl.server.http_server import App, has_token
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
-from sparkdl.transport.arrivals import Arrival, read
+from sparkdl.transport.arrivals import Arrival, ArrivalError, read, read_whole
 from sparkdl.transport.messages import ACTIVITIES, Buffers, Flag, Interval, Reply, Running, Sections, Update
 
 logger = logging.getLogger(__name__)
@@ -259,9 +260,8 @@ def _add_errors(app: App, traffic: Traffic, break_down: Callable[[BaseException]
     def malformed(error: WireError) -> ResponseReturnValue:
         return refusal(400, str(error))
 
-    @app.errorhandler(TimeoutError)
-    @app.errorhandler(ConnectionError)
-    def stalled(error: OSError) -> ResponseReturnValue:
+    @app.errorhandler(ArrivalError)
+    def stalled(error: ArrivalError) -> ResponseReturnValue:
         return refusal(408, "The rest of the request did not arrive.")
 
     @app.errorhandler(404)
@@ -370,10 +370,7 @@ def _weights(nbytes: int) -> bytes:
     length = flask.request.content_length
     if length != nbytes:
         raise RefusedError(413, f"Expected {nbytes} bytes of weights; got {length}.")
-    weights: bytes = flask.request.environ["wsgi.input"].read(length)
-    if len(weights) != length:
-        raise RefusedError(400, f"The weights ended after {len(weights)} of {length} bytes.")
-    return weights
+    return read_whole(flask.request.environ["wsgi.input"], length)
 
 
 def _json(**fields: type) -> dict[str, Any]:
@@ -383,8 +380,11 @@ def _json(**fields: type) -> dict[str, Any]:
         raise RefusedError(411, "The request has no content length.")
     if length > JSON_BYTES:
         raise RefusedError(413, f"Expected a JSON body of at most {JSON_BYTES} bytes; got {length}.")
+    text = read_whole(flask.request.environ["wsgi.input"], length)
     try:
-        body = flask.request.get_json(force=True, silent=True)
+        body = json.loads(text)
+    except ValueError:
+        body = None
     except RecursionError:
         raise RefusedError(400, "The JSON is nested too deeply.") from None
     return _check(body, fields)
@@ -488,7 +488,7 @@ def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic)
     yield first
     try:
         yield from replies
-    except (ConnectionError, TimeoutError):
+    except ArrivalError:
         raise
     except Exception as error:  # noqa: BLE001 - the run has failed, or an update was bad
         if isinstance(error, RefusedError):  # not WireError, which most likely means that the worker died

@@ -10,10 +10,19 @@ from wsgiref.types import InputStream
 
 from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.core.vectors import as_bytes
+from sparkdl.errors import WireError
 from sparkdl.transport import messages
 from sparkdl.transport.messages import Sections, Update
 
 DISCARDED = 1 << 16  # bytes that are read at a time if they are not kept
+
+
+class ArrivalError(ConnectionError):
+    """A body could not be read from its connection: the client or the network failed, not the endpoint.
+
+    It has a class of its own because a file raises the same errors: on a network file system that does not
+    answer, it raises TimeoutError.
+    """
 
 
 class Arrival:
@@ -57,8 +66,7 @@ def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryvi
     a page fault per 4 kB.
 
     Raises:
-        ConnectionError: the connection failed.
-        TimeoutError: the rest of the body did not arrive in time.
+        ArrivalError: the connection failed, or the rest of the body did not arrive in time.
         WireError: the body ended within a chunk, or is not chunked correctly.
     """
     readinto = getattr(stream, "readinto", None)
@@ -73,20 +81,30 @@ def read(stream: InputStream, size: int) -> bytes:
     """Return the next bytes of a body, fewer at its end.
 
     Raises:
-        ConnectionError: the connection failed.
-        TimeoutError: the rest of the body did not arrive in time.
+        ArrivalError: the connection failed, or the rest of the body did not arrive in time.
         WireError: the body ended within a chunk, or is not chunked correctly.
     """
     with _of_connection():
         return stream.read(size) if size else b""
 
 
+def read_whole(stream: InputStream, size: int) -> bytes:
+    """Return a body of this length.
+
+    Raises:
+        ArrivalError: the connection failed, or the rest of the body did not arrive in time.
+        WireError: the body is shorter, or is not chunked correctly.
+    """
+    body = read(stream, size)
+    if len(body) < size:
+        raise WireError(f"The body ended after {len(body)} of {size} bytes.")
+    return body
+
+
 @contextmanager
 def _of_connection() -> Iterator[None]:
-    """Turn errors of a socket, except time-outs, into ConnectionError: the endpoint has not failed."""
+    """Turn errors of a socket into ArrivalError."""
     try:
         yield
-    except (ConnectionError, TimeoutError):
-        raise
     except OSError as error:
-        raise ConnectionError(*error.args) from error
+        raise ArrivalError(*error.args) from error

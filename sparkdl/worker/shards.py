@@ -41,6 +41,7 @@ from sparkdl.server.divergence import FARTHEST
 from sparkdl.server.http_app import make_shard_app
 from sparkdl.server.http_server import serve
 from sparkdl.transport import tls
+from sparkdl.transport.arrivals import ArrivalError
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Begin, Endpoint, Exchange, Notes, repeated
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Sections, Update
@@ -52,6 +53,7 @@ REACH_SECONDS = 10.0  # time in which the host of a shard has to accept a connec
 # each at the full rate of its link. If it sent all at once, parts of several workers would meet at one shard.
 UNSENT_BYTES = 128 << 10
 REPORTS = Kind.REPORT, Kind.STATE
+AGAIN = 408  # the status of a refusal after which a worker sends its part again
 LEAVE_SECONDS = 60.0  # longest wait, at the end, for the other workers to receive their last replies
 
 
@@ -131,8 +133,8 @@ class Shard:
         """Check a part by its header alone, before its body is read.
 
         Raises:
-            RefusedError: the part does not belong to this shard or cannot be merged, or the shard has failed.
-            ConnectionError: the shard has ended.
+            RefusedError: the part does not belong to this shard or cannot be merged, or the shard has failed
+                or ended.
         """
         self._require_sound()
         admission.check_run(update, self.run)
@@ -152,7 +154,7 @@ class Shard:
     def _require_sound(self) -> None:
         """Raise an error if the shard has failed or ended.
 
-        A worker that gets no answer asks again. Meanwhile the reason for the end reaches the driver.
+        A worker asks again after the end. Meanwhile the reason for the end reaches the driver.
         """
         rounds = self.aggregation
         with rounds.changed:  # the request that broke the round gives the reason
@@ -160,17 +162,17 @@ class Shard:
         if self._failure:
             raise RefusedError(500, f"The shard of worker {self.worker} failed: {self._failure}.")
         if self._closed:
-            raise ConnectionAbortedError("The shard has ended.")
+            raise RefusedError(AGAIN, "The shard has ended.")
 
     def exchange(self, update: Update, read: Read) -> Reply:
         """Add a part to its round; return the reduced part once the round has closed."""
         rounds = self.aggregation
         with rounds.changed:
             if not rounds.changed.wait_for(lambda: self._begun, limits.PATIENCE):
-                raise TimeoutError(f"Round {update.sequence} has not begun.")
+                raise RefusedError(AGAIN, f"Round {update.sequence} has not begun.")
         try:
             reply = rounds.push(update, lambda: rounds.decoded(read()), lambda counts: Reply())
-        except (WireError, ConnectionError, TimeoutError):
+        except (WireError, ArrivalError):
             raise
         except RefusedError:
             self._require_sound()

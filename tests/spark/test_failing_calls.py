@@ -45,6 +45,7 @@ SETTINGS = {
 WORDS = {  # expected in the error that ends a fit
     "ENOSPC": [os.strerror(errno.ENOSPC)],
     "EIO": [os.strerror(errno.EIO)],
+    "ETIMEDOUT": [os.strerror(errno.ETIMEDOUT)],
     "EMFILE": [os.strerror(errno.EMFILE)],
     "ECONNRESET": [os.strerror(errno.ECONNRESET)],
     "MemoryError": ["memory"],

@@ -8,7 +8,13 @@ from failing import FAILURES, Failing
 from sparkdl.server import state
 
 SITE = "sparkdl/server/state.py _mapped: "
-CALLS = {"ENOSPC": "file.write", "EIO": "file.flush", "EMFILE": "mmap.new", "MemoryError": "mmap.new"}
+CALLS = {
+    "ENOSPC": "file.write",
+    "EIO": "file.flush",
+    "ETIMEDOUT": "file.write",
+    "EMFILE": "mmap.new",
+    "MemoryError": "mmap.new",
+}
 
 
 def spool():

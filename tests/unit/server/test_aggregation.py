@@ -29,6 +29,7 @@ from sparkdl.server.aggregation import (
     limits,
     make_aggregation,
 )
+from sparkdl.transport.arrivals import ArrivalError
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
 
@@ -256,9 +257,9 @@ def test_an_update_whose_body_never_comes_leaves_its_place_free():
     store = begun(store_of(workers=1, size=1))
 
     def broken():
-        raise ConnectionError("gone")
+        raise ArrivalError("gone")
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ArrivalError):
         store.exchange(update_of(store, 0, [1.0]), broken)
 
     assert 0 == store.aggregation.version

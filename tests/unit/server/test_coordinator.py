@@ -43,7 +43,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process import interrupts
 from sparkdl.rules import Sum
-from sparkdl.server import state
+from sparkdl.server import snapshots, state
 from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.server.hosted_run import HostedRun
 from sparkdl.server.state import RowsHeld
@@ -865,6 +865,16 @@ def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
 
     assert 0 not in store.epochs.reports or not store.epochs.reports[0].metrics
     assert isinstance(store.failure, ClusterError)
+
+
+def test_a_snapshot_that_a_slow_disk_refuses_fails_the_run_by_name(monkeypatch):
+    """A time-out of a file, unlike one of a worker's socket, fails the run."""
+    store = begun(store_of("asynchronous", workers=1, epochs=3))
+    monkeypatch.setattr(snapshots, "kept", mock.Mock(side_effect=TimeoutError(110, "Connection timed out")))
+    with pytest.raises(TimeoutError):
+        give(store, report_of(store, 0))
+
+    assert "The parameter endpoint failed: TimeoutError: [Errno 110]" in str(store.failure)
 
 
 class Fails(Sum):

@@ -39,7 +39,7 @@ from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.state import RowsHeld
 from sparkdl.transport import messages, tls
-from sparkdl.transport.arrivals import Arrival
+from sparkdl.transport.arrivals import Arrival, ArrivalError
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
 from sparkdl.transport.messages import Answer, Kind, Sections, Update
@@ -263,7 +263,13 @@ def test_a_failure_of_an_attempt_that_was_superseded_ends_nothing(endpoint, stor
 
 
 NOW = r"\d+ MiB"  # current memory of the process
-BREAKS = [OSError(errno.ENOSPC, "No space left on device"), MemoryError("too much"), KeyError("a defect")]
+BREAKS = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    TimeoutError(errno.ETIMEDOUT, "Connection timed out"),  # of a file on a network file system
+    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    MemoryError("too much"),
+    KeyError("a defect"),
+]
 BREAKING = {
     "join": ("/v1/join", joining()),
     "heartbeat": (
@@ -291,25 +297,29 @@ def test_whatever_the_endpoint_raises_fails_the_run_by_name(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, store, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ETIMEDOUT])
+def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, store, monkeypatch, number):
     """An error of the endpoint later in a stream, when it has no HTTP status, fails the run too."""
     exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
     with closing(exchange):
         exchange(update_of(store, 0, np.ones(5)))
-        monkeypatch.setattr(store, "_push", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many files")))
-        with pytest.raises(RefusedError, match="Too many files"):
+        monkeypatch.setattr(store, "_push", mock.Mock(side_effect=OSError(number, "the reason")))
+        with pytest.raises(RefusedError, match="the reason"):
             exchange(update_of(store, 0, np.ones(5), sequence=1))
 
-    assert "Too many files" in str(store.failure)
+    assert "the reason" in str(store.failure)
 
 
-def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store):
-    """A broken socket is a connection error for the worker and does not fail the run."""
+@pytest.mark.parametrize(
+    "error", [OSError(113, "no way"), TimeoutError("timed out"), ConnectionError("gone")]
+)
+def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store, error):
+    """A broken or silent socket does not fail the run."""
     stream = mock.Mock()
     stream.read.return_value = messages.encode_update(update_of(store, 0, np.ones(5)))
-    stream.readinto.side_effect = OSError(113, "no way")
+    stream.readinto.side_effect = error
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ArrivalError):
         next(http_app._replies(store, Traffic(), stream))
 
     assert store.failure is None

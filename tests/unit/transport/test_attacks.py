@@ -382,6 +382,20 @@ def test_a_flood_of_updates_without_numbers_changes_nothing(store, port):
     assert "the last 10 updates of worker 1 (the latest in epoch 1) contained NaN" in str(store.failure)
 
 
+def test_a_json_body_that_stalls_midway_may_be_sent_again(store, monkeypatch):
+    """A JSON body that does not arrive in time gets status 408, so that the worker sends it again."""
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
+    head = "POST /v1/join HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret\r\nContent-Length: 100\r\n\r\n"
+    with (
+        serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port,
+        connect(port) as sock,
+        sock.makefile("rb") as stream,
+    ):
+        sock.sendall(head.encode() + b'{"worker": 1')
+        assert b"HTTP/1.1 408" == stream.read()[:12]
+    assert store.failure is None
+
+
 @pytest.mark.parametrize("kind", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 def test_bodies_that_stall_midway_end_and_hold_nobody_back(store, monkeypatch, caplog, kind):
     """Stalled bodies of one worker do not hold back the others and are closed after a timeout."""

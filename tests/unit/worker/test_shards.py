@@ -450,23 +450,29 @@ def test_after_its_end_a_shard_answers_nothing():
     shard = Shard(RUN, 2, 0, 1, size=4, layout=PART)
     shard.begin(0, [0])
     shard.close()
-    with pytest.raises(ConnectionAbortedError):
-        shard.admit(part(generation=2), Sections(4, 0, 0, 0))
-    with pytest.raises(ConnectionAbortedError):
-        shard.exchange(part(generation=2), lambda: part(generation=2, parameters=noise(0, 4)))
+    asked_again = []
+    for call in (
+        lambda: shard.admit(part(generation=2), Sections(4, 0, 0, 0)),
+        lambda: shard.exchange(part(generation=2), lambda: part(generation=2, parameters=noise(0, 4))),
+    ):
+        with pytest.raises(RefusedError, match="ended") as caught:
+            call()
+        asked_again.append(caught.value.status)
+    assert [408, 408] == asked_again
 
 
-def test_a_shard_that_fails_names_the_reason_to_every_worker(stack, monkeypatch):
+@pytest.mark.parametrize("error", [MemoryError("no room"), TimeoutError(110, "no room")])
+def test_a_shard_that_fails_names_the_reason_to_every_worker(stack, monkeypatch, error):
     """If adding a part fails, all workers of the round get the reason, which they report to the driver."""
     group = Workers(stack, 2, 100)
     group.round(0, [noise(0, 100), noise(1, 100)])
 
     def fail(update):
-        raise MemoryError("no room")
+        raise error
 
-    def slowly(error):
+    def slowly(raised):
         time.sleep(0.2)  # meanwhile the other request ends too
-        return reason_of(error)
+        return reason_of(raised)
 
     monkeypatch.setattr(shards, "reason_of", slowly)
     monkeypatch.setattr(group.exchanges[1].shard.aggregation, "_reduce", fail)
