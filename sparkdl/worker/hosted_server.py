@@ -55,16 +55,26 @@ class HostedDriver:
         self._left: set[int] = set()
 
     def conduct(self) -> None:
-        """Collect the result of each epoch, until the last epoch ends or the coordinator is closed."""
+        """Do ``_collect`` in a thread of its own. If the run fails, close the coordinator.
+
+        Workers wait for epochs that only this thread releases, so an error here fails the run.
+        """
+        try:
+            self._collect()
+        except BaseException as error:  # noqa: BLE001 - nobody else would notice the end of this thread
+            self.store.break_down(error)
+        if self.store.failure is not None:
+            time.sleep(LINGER_SECONDS)
+            self.store.close()
+
+    def _collect(self) -> None:
+        """Collect the result of each epoch, until the last epoch ends, or the run fails or is closed."""
         store = self.store
         for epoch in range(store.shape.plan.first_epoch, store.shape.epochs):
             if self.learning_rate is not None:
                 store.release(epoch, self.learning_rate)
             while (result := store.wait_epoch(epoch, ASK_SECONDS)) is None:
-                if store.failure is not None:
-                    time.sleep(LINGER_SECONDS)
-                    store.close()
-                if store.closed:
+                if store.failure is not None or store.closed:
                     return
                 time.sleep(0.02)  # wait_epoch returns at once if it needs a command of the client
             store.commit(result.snapshot)

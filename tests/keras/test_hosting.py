@@ -1,11 +1,13 @@
 """The driver's half of a run, hosted in worker 0."""
 
 from functools import partial
+from unittest import mock
 
 import pytest
-from stores import begun, store_of
+from stores import begun, give, report_of, status_of, store_of
 
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
+from sparkdl.worker import hosted_server
 from sparkdl.worker.hosted_server import HostedDriver
 
 
@@ -51,3 +53,18 @@ def test_weights_that_come_late_are_refused():
     store.release(1, 0.1)
     assert 409 == send("/v1/replace/0").status_code
     assert version == store.aggregation.version
+
+
+@pytest.mark.parametrize("part", ["release", "wait_epoch", "commit"])
+def test_an_error_of_the_hosted_driver_fails_the_run_by_name(part, monkeypatch):
+    """If the driver's part of a hosted run fails, the error is named, and no worker waits for an epoch."""
+    monkeypatch.setattr(hosted_server, "LINGER_SECONDS", 0)
+    store = begun(store_of("asynchronous", workers=1, epochs=2))
+    store.release(1, 0.1)
+    give(store, report_of(store, 0))
+    monkeypatch.setattr(store, part, mock.Mock(side_effect=MemoryError("no room")))
+    HostedDriver(store, Traffic(), 0.1).conduct()
+
+    assert "The parameter endpoint failed: Memory ran out" in str(store.failure)
+    assert "no room" in str(store.failure)
+    assert 410 == status_of(lambda: give(store, report_of(store, 0)))
