@@ -26,13 +26,14 @@ ASKED = re.compile(
 )
 OF_GPU = re.compile(r"device:GPU|\bGPU\b|CUDA")
 OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the control groups of Linux
-# Share of the address space limit above which a SystemError counts as a failed allocation.
+# Share of the address space limit above which an error that mentions no memory may be a failed allocation.
 NEAR = 0.8
 MEMORY = (
     f"Use a smaller batch_size or fewer workers per executor, or give executors more memory ({OVERHEAD})."
 )
 RAISE = f"Raise {SETTING}, or use a smaller batch_size."
-RAISE_LIMIT = f"Raise the limit ({OVERHEAD} in a container), or use a smaller batch_size."
+RAISE_CONTAINER = f"Raise the limit ({OVERHEAD}), or use a smaller batch_size."
+RAISE_ADDRESS = "Raise ulimit -v where the executors are started, or use a smaller batch_size."
 
 
 def explained(error: BaseException, reason: str) -> str:
@@ -59,7 +60,8 @@ def explained_by(reason: str, setting: str) -> str:
     silent = bool(setting) and reason.startswith("SystemError")
     if reason.startswith(SHORT) or not (REPORTED.search(reason) or silent):
         return reason
-    limit = f"{SETTING}={setting} limits the executor's Python" if setting else "Spark sets no limit"
+    limit = "Spark sets no limit, but ulimit -v or a container may"
+    limit = f"{SETTING}={setting} limits the executor's Python" if setting else limit
     return f"{SHORT}: {limit}: {reason}"
 
 
@@ -67,8 +69,10 @@ def advice(reason: str) -> str | None:
     """Return the remedy for a reason; None if memory did not run out."""
     if SETTING in reason:
         return RAISE
-    if "RLIMIT_AS" in reason or "memory.max" in reason:
-        return RAISE_LIMIT
+    if "RLIMIT_AS" in reason:
+        return RAISE_ADDRESS
+    if "memory.max" in reason:
+        return RAISE_CONTAINER
     return MEMORY if reason.startswith(SHORT) or REPORTED.search(reason) else None
 
 
@@ -80,13 +84,21 @@ def _is_shortage(error: BaseException, reason: str) -> bool:
             break
         if isinstance(seen, MemoryError) or isinstance(seen, OSError) and seen.errno == errno.ENOMEM:
             return True
-        if isinstance(seen, SystemError) and _is_near_limit():
-            return True  # C code raises it if it did not check the result of an allocation
+        if _is_silent(seen) and _is_near_limit():
+            return True
         with suppress(Exception):  # a foreign __str__ may raise anything
             if REPORTED.search(f"{type(seen).__name__}: {seen}"[:10_000]):
                 return True
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return bool(REPORTED.search(reason))
+
+
+def _is_silent(error: BaseException) -> bool:
+    """Return True for the errors of a failed allocation that mention no memory.
+
+    C code raises SystemError if it did not check the result of an allocation, and a thread needs a stack.
+    """
+    return isinstance(error, SystemError) or error.args == ("can't start new thread",)
 
 
 def _asked(reason: str) -> str:

@@ -19,14 +19,16 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
 
 from sparkdl import _version
-from sparkdl.errors import PreflightError
+from sparkdl.errors import PreflightError, SparkDLError, WorkerError
+from sparkdl.process import memory
+from sparkdl.process.reasons import reason_of
 
 MARK = "sparkdl-preflight:"
 MISSING = "sparkdl is not installed on the executors"
@@ -336,26 +338,49 @@ def task_main(
     serializer: Any = CloudPickleSerializer
     check(expected)
     from sparkdl.spark import preflight
-    from sparkdl.transport.exchange import Endpoint
-    from sparkdl.worker import devices
 
-    endpoint, shared = call["endpoint"], call["shared"]
-    if endpoint is not None:
-        preflight.reach(expected, endpoint)
-    gpu = context.resources().get("gpu")
-    addresses = gpu.addresses if gpu else ()
-    place = context.partitionId() if expected["local"] else None
-    quietly = expected["local"] and devices.is_quiet()
-    with devices.hold(expected["backend"], context.cpus(), addresses, place, apart=call["spread"]):
-        from sparkdl.worker import tasks
+    with preflight.shortages_named(context.partitionId()):
+        from sparkdl.transport.exchange import Endpoint
+        from sparkdl.worker import devices
 
-        if call["uses_keras"]:
-            tasks.import_keras(quietly=quietly)
-        task = serializer().loads(call["task"])
-        if isinstance(shared, str | bytes):
-            shared = preflight.Shared(shared)
-        known = Endpoint(*endpoint) if endpoint else None
-        yield from tasks.run(task, given, tasks.TaskCall(context, known, call["generation"], shared))
+        endpoint, shared = call["endpoint"], call["shared"]
+        if endpoint is not None:
+            preflight.reach(expected, endpoint)
+        gpu = context.resources().get("gpu")
+        addresses = gpu.addresses if gpu else ()
+        place = context.partitionId() if expected["local"] else None
+        quietly = expected["local"] and devices.is_quiet()
+        with devices.hold(expected["backend"], context.cpus(), addresses, place, apart=call["spread"]):
+            from sparkdl.worker import tasks
+
+            if call["uses_keras"]:
+                tasks.import_keras(quietly=quietly)
+            task = serializer().loads(call["task"])
+            if isinstance(shared, str | bytes):
+                shared = preflight.Shared(shared)
+            known = Endpoint(*endpoint) if endpoint else None
+            yield from tasks.run(task, given, tasks.TaskCall(context, known, call["generation"], shared))
+
+
+@contextmanager
+def shortages_named(worker: int) -> Iterator[None]:
+    """Raise a failed allocation in a ``with`` block as a WorkerError with the limit and the usage of memory.
+
+    Other exceptions are left alone. Only this process knows its limits, and libraries that are imported here
+    do not name them.
+
+    Args:
+        worker: the worker's index.
+    """
+    try:
+        yield
+    except SparkDLError:
+        raise
+    except Exception as error:
+        reason = reason_of(error)
+        if not reason.startswith(memory.SHORT):
+            raise
+        raise WorkerError.of(reason, host=socket.gethostname(), worker=worker) from error
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:

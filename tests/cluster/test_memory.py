@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.cluster
+SETTING, ULIMIT = "spark.executor.pyspark.memory", "ulimit -v"
 CASES = {
-    "for the import of TensorFlow": ("300m", 8, "ImportError"),
-    "for the model": ("2000m", 9000, "OOM when allocating tensor"),
+    "Spark's, for the import of TensorFlow": (SETTING, 300, 8, "ImportError"),
+    "Spark's, for the model": (SETTING, 2000, 9000, "OOM when allocating tensor"),
+    "the system's, for the import of TensorFlow": (ULIMIT, 300, 8, "ImportError"),
+    "the system's, for the model": (ULIMIT, 2000, 9000, "OOM when allocating tensor"),
 }
-PARAMS = [
-    pytest.param(name, marks=() if name.endswith("TensorFlow") else pytest.mark.whole) for name in CASES
-]
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", PARAMS)
-def test_the_limit_and_its_setting_are_named(name):
-    """The error names the limit of spark.executor.pyspark.memory, wherever TensorFlow exceeds it."""
-    limit, units, said = CASES[name]
+@pytest.mark.parametrize("name", CASES)
+def test_the_limit_and_what_to_raise_are_named(name):
+    """The error names the limit of an executor's Python, wherever it is exceeded and whoever sets it."""
+    setting, mebibytes, units, said = CASES[name]
     script = Path(__file__).with_name("short_of_memory.py")
 
     done = subprocess.run(
-        [sys.executable, script, limit, str(units)],
+        [sys.executable, script, setting, str(mebibytes), str(units)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -36,6 +36,8 @@ def test_the_limit_and_its_setting_are_named(name):
 
     shown = done.stdout.strip()
     assert re.match(r"WorkerError: Memory ran out", shown), shown
-    assert "spark.executor.pyspark.memory" in shown.partition(said)[0], shown
+    size = f"{mebibytes} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:.1f} GiB"
+    named = f"{SETTING}, RLIMIT_AS" if setting == SETTING else "RLIMIT_AS"
+    assert f"of its address space limit of {size} ({named})" in shown.partition(said)[0], shown
     assert said in shown, shown
-    assert ". Raise spark.executor.pyspark.memory" in shown, shown
+    assert re.search(rf"\. Raise [^.]*{setting}", shown), shown

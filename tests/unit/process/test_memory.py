@@ -116,7 +116,7 @@ def test_the_limit_is_named(kind, of_spark):
     assert done.stdout.startswith("Memory ran out")
     assert "of its address space limit of 1.5 GiB" in done.stdout
     assert ("spark.executor.pyspark.memory" in done.stdout) == of_spark
-    assert memory.advice(done.stdout) == (memory.RAISE if of_spark else memory.RAISE_LIMIT)
+    assert memory.advice(done.stdout) == (memory.RAISE if of_spark else memory.RAISE_ADDRESS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_limit_of_a_container_is_named(tmp_path, monkeypatch, own, limits, s
 
     assert bool(said) == (f" in a container limited to {said} (memory.max)" in reason)
     assert bool(said) == ("memory.max" in reason)
-    assert memory.advice(reason) == (memory.RAISE_LIMIT if said else memory.MEMORY)
+    assert memory.advice(reason) == (memory.RAISE_CONTAINER if said else memory.MEMORY)
 
 
 class Cluster:
@@ -190,6 +190,15 @@ def test_an_import_that_fails_for_want_of_memory():
         "Memory ran out: spark.executor.pyspark.memory=300m limits the executor's Python: ImportError: lib"
     )
     assert "Raise spark.executor.pyspark.memory" in first
+
+
+def test_a_limit_that_the_driver_does_not_know():
+    """From an error's text alone, the driver names the limits that Spark's settings do not show."""
+    first = str(explain(Exception(IMPORT), Cluster())).splitlines()[0]
+    assert first.startswith(
+        "Memory ran out: Spark sets no limit, but ulimit -v or a container may: ImportError"
+    )
+    assert memory.MEMORY in first
 
 
 DEFAULT = "of spark.executor.memory and at least 384m"

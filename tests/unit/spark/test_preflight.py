@@ -8,6 +8,8 @@ import pytest
 from relay import Relay
 from stores import RUN, store_of, together
 
+from sparkdl.errors import StaleWorkerError, WorkerError
+from sparkdl.process import memory
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.spark import preflight
@@ -153,3 +155,25 @@ def test_an_endpoint_that_never_answers_is_named():
         port = listener.getsockname()[1]
         with pytest.raises(RuntimeError, match=rf"cannot reach .* 127.0.0.1:{port} \(timed out\)"):
             check(port, timeouts=(0.1, 0.1))
+
+
+SHORTAGES = [MemoryError(), SystemError("no exception set"), RuntimeError("can't start new thread")]
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: type(error).__name__)
+def test_a_lack_of_memory_before_a_task_names_the_limit(monkeypatch, error):
+    """An allocation that fails before a task runs, as in an import, is an error with the process's limit."""
+    monkeypatch.setattr(memory, "_address_limit", lambda: 1)  # so that this process is near its limit
+    limit = r"address space limit of 0 MiB \(RLIMIT_AS\)"
+    with pytest.raises(WorkerError, match=limit) as raised, preflight.shortages_named(3):
+        raise error
+    assert 3 == raised.value.worker
+    assert "Raise ulimit -v" in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [StaleWorkerError("stale"), KeyError("other"), RuntimeError("also other")])
+def test_other_errors_before_a_task_are_left_alone(error):
+    """An error that is no lack of memory is raised as it is."""
+    with pytest.raises(type(error)) as raised, preflight.shortages_named(3):
+        raise error
+    assert error is raised.value
