@@ -246,7 +246,8 @@ def _host(
     """Serve a coordinator until the stack is closed; return a HostedDriver and the address as JSON."""
     store, traffic = hosted.store(rule, generation), Traffic()
     hosted_driver = HostedDriver(store, traffic, hosted.learning_rate)
-    host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+    given = context.getTaskInfos()[context.partitionId()].address  # an IPv6 address is in brackets
+    host = given.rpartition(":")[0].strip("[]")
     app = make_app(store, hosted.token, traffic)
     add_hosted_driver(app, hosted_driver)
     context, certificate = tls.server_context() if hosted.tls else (None, b"")

@@ -1,12 +1,16 @@
 """The driver's half of a run, hosted in worker 0."""
 
+import socket
+from contextlib import ExitStack
 from functools import partial
 from unittest import mock
 
 import pytest
 from stores import begun, give, report_of, status_of, store_of
 
+from sparkdl.server.hosted_run import endpoint_at
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
+from sparkdl.transport.client import Connection
 from sparkdl.worker import hosted_server
 from sparkdl.worker.hosted_server import HostedDriver
 
@@ -53,6 +57,29 @@ def test_weights_that_come_late_are_refused():
     store.release(1, 0.1)
     assert 409 == send("/v1/replace/0").status_code
     assert version == store.aggregation.version
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:7077", "[::1]:7077"])
+def test_worker_0_listens_on_the_address_that_spark_gives(given):
+    """Spark puts an IPv6 address into brackets, which a socket does not take."""
+    host = given.rpartition(":")[0].strip("[]")
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    hosted = mock.Mock(learning_rate=None, token="secret", tls=False)
+    hosted.store.return_value = store = store_of(workers=1)
+    hosted.shape = store.shape
+    context = mock.Mock()
+    context.getTaskInfos.return_value = [mock.Mock(address=given)]
+    context.partitionId.return_value = 0
+
+    with ExitStack() as stack:
+        _, address = hosted_server._host(stack, hosted, None, 1, context)
+        connection = Connection(endpoint_at(address, hosted), 0)
+        stack.callback(connection.close)
+
+        assert b"" == connection.get("/v1/ping")
 
 
 @pytest.mark.parametrize("part", ["release", "wait_epoch", "commit"])
