@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from sparkdl.data import spill
 from sparkdl.data.schema import Schema
-from sparkdl.data.spill import COUNTS, SpillFile
+from sparkdl.data.spill import SpillFile
 
 PREFIX = "sparkdl-rows-"
 
@@ -32,15 +32,13 @@ def shared(name: str, schema: Schema, seed: int | None, store: Callable[[SpillFi
     with open(os.path.join(folder, "lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released if the process dies
         rows = SpillFile(schema, directory, seed, folder=folder)
-        if os.path.exists(os.path.join(folder, COUNTS)):
-            rows.load()
-        else:
-            try:
+        try:
+            if not rows.load():
                 store(rows)
-            except BaseException:
-                rows.close()
-                raise
-            rows.save()
+                rows.save()
+        except BaseException:
+            rows.close()
+            raise
     return rows
 
 

@@ -161,13 +161,17 @@ class SpillFile:
         for pile in self._piles.values():
             pile.close()
 
-    def load(self) -> None:
-        """Take over the rows that another process saved in the folder."""
-        values = json.loads(Path(str(self._folder), COUNTS).read_text())
+    def load(self) -> bool:
+        """Take over the rows that another process saved in the folder; return False if there are none."""
+        try:  # os.path.exists would also return False if the disk fails, and rows in use would be overwritten
+            values = json.loads(Path(str(self._folder), COUNTS).read_text())
+        except FileNotFoundError:
+            return False
         self.empty, self.fingerprint = values["empty"], Fingerprint.of(values["fingerprint"])
         for part, (count, in_order) in values["piles"]:
             pile = self._piles[part] = _Pile(self.schema, self._directory, self._prefix(part), "r+b")
             pile.count, pile.sorted = count, in_order
+        return True
 
     def _prefix(self, part: int) -> str | None:
         return None if self._folder is None else os.path.join(self._folder, str(part))

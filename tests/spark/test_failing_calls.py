@@ -51,9 +51,9 @@ WORDS = {  # expected in the error that ends a fit
     "MemoryError": ["memory"],
 }
 CORE = re.compile(  # what counts, merges, sends and writes
-    r"cheroot/|sparkdl/(core/(buffer_pool|packing|sparse_gradients|vectors)|data/(array_blocks|spill)|"
-    r"driver/(checkpoint|lease|remote_server|serving)|rules/|server/|spark/(files|folders)|transport/|"
-    r"worker/(hosted_server|shards|task_rows))"
+    r"cheroot/|sparkdl/(core/(buffer_pool|packing|sparse_gradients|vectors)|data/(array_blocks|shared_rows|spill)|"
+    r"driver/(checkpoint|lease|serving)|rules/|server/|spark/(files|folders)|transport/|"
+    r"worker/(shards|task_rows))"
 )
 UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
 logger = logging.getLogger(__name__)

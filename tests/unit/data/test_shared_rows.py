@@ -1,10 +1,13 @@
 """Rows that processes share are stored once, and each process reads the same rows."""
 
+import contextlib
 import multiprocessing
 import os
+import re
 
 import numpy as np
 import pytest
+from failing import Failing, failures_at
 
 from sparkdl.data import shared_rows, spill
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block
@@ -16,6 +19,8 @@ SCHEMA = Schema(
     (Column("x", (3,), "float32"), Column("s", (4,), "float32", sparse=1), Column("y", (), "int64")),
     (0, 1, 2),
 )
+
+UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +86,39 @@ def test_rows_whose_writer_failed_are_stored_again(directory):
         shared_rows.shared("a-0", SCHEMA, 3, fail)
 
     assert 50 == shared_rows.shared("a-0", SCHEMA, 3, stored()).count(TRAINING)
+
+
+# Where one of several files cannot be opened or mapped, Python closes the others.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+)
+def test_whatever_call_fails_the_rows_are_stored_whole_or_not_at_all(directory):
+    """After any failed call, the next reader gets all rows."""
+
+    def use(name):
+        """Let two readers use the rows; return what they get."""
+        return [
+            (rows.fingerprint, rows.rows(TRAINING).columns[0].tolist())
+            for rows in (shared_rows.shared(name, SCHEMA, 3, stored()) for _ in range(2))
+        ]
+
+    expected = use("whole")
+    with Failing() as watched:
+        use("watched")
+    cases = [
+        (site, kind, number)
+        for site, count in watched.sites.items()
+        if re.match(r"sparkdl/data/(shared_rows|spill)", site)
+        for kind in failures_at(site)
+        if kind != "SIGINT"
+        for number in {0, count - 1}
+    ]
+    for index, case in enumerate(cases):
+        with Failing(*case) as failing, contextlib.suppress(OSError, MemoryError):
+            use(f"rows-{index}")
+        assert failing.failed, case
+        assert expected == use(f"rows-{index}"), case
+    assert len(cases) > 50
 
 
 def read(directory, log, queue):
