@@ -8,13 +8,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from sparkdl.core.codecs import Codec
 from sparkdl.errors import DataError, RefusedError, RuleError, WorkerLostError
 from sparkdl.process.reasons import reason_of, text_of
 from sparkdl.transport import client
-from sparkdl.transport.client import Heartbeat, HttpExchange
+from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.heartbeat import Heartbeat
 from sparkdl.transport.log_lines import LogBuffer
 
 
@@ -59,7 +61,7 @@ def membership(
     package.setLevel(logging.INFO)
     try:
         exchange.join(socket.gethostname(), os.getpid())
-        with Heartbeat(exchange, log) as heartbeat:
+        with Heartbeat(exchange, log, partial(tell_failure, attempt)) as heartbeat:
             yield exchange, heartbeat
     except RefusedError as error:
         if error.status not in (409, 410):

@@ -17,8 +17,9 @@ from sparkdl.modeling.backends.base import Center, Replica
 from sparkdl.modeling.backends.choice import distributed, has_gpu, prepare_backend
 from sparkdl.modeling.keras_variables import Layouts, set_generators
 from sparkdl.modeling.serialization import ModelSpec
-from sparkdl.transport.client import Heartbeat, HttpExchange
+from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Exchange, Notes
+from sparkdl.transport.heartbeat import Heartbeat
 from sparkdl.worker import devices, model_cache
 from sparkdl.worker.loop import Loop
 from sparkdl.worker.model_cache import take_replica

@@ -5,15 +5,18 @@ from contextlib import closing
 from unittest import mock
 
 import pytest
+from standalone import eventually
 from stores import LAYOUT, begun, store_of
 
-from sparkdl.errors import RefusedError, TransportError
+from sparkdl.errors import RefusedError, TransportError, WorkerError
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
-from sparkdl.transport import client
-from sparkdl.transport.client import Heartbeat, HttpExchange
+from sparkdl.transport import heartbeat as heartbeats
+from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
+from sparkdl.transport.heartbeat import Heartbeat
 from sparkdl.transport.log_lines import LINES_OF_WORKER, LogBuffer
+from sparkdl.worker.session import Attempt, membership
 
 LONG = [f"{number} {'漢' * 4000}"[:4000] for number in range(60)]  # 24 KB each as JSON
 
@@ -33,7 +36,7 @@ def heartbeat(store, log):
     """The heartbeat of worker 0 with a served endpoint; its thread is not started."""
     with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
         exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
-        heartbeat = Heartbeat(exchange, log)
+        heartbeat = Heartbeat(exchange, log, pytest.fail)
         with closing(exchange), closing(heartbeat._connection):
             yield heartbeat
 
@@ -57,7 +60,7 @@ def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
         beats += 1
 
     assert LONG == arrived(store)
-    assert 60 * 24_000 / client.LOG_BYTES < beats < 12
+    assert 60 * 24_000 / heartbeats.LOG_BYTES < beats < 12
 
 
 def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
@@ -146,3 +149,17 @@ def test_only_the_end_of_an_attempt_or_a_run_ends_its_heartbeats(status, heartbe
     monkeypatch.setattr(heartbeat._connection, "call", refusing)
 
     assert (status not in (409, 410)) is heartbeat._beat()
+
+
+def test_a_heartbeat_that_fails_fails_its_worker_by_name(store):
+    """If the heartbeat's thread fails, the driver gets the reason, and the worker does not count as lost."""
+    loop = mock.Mock()
+    loop.position.side_effect = MemoryError("no room")
+    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        attempt = Attempt(0, 1, 1, 1, Endpoint("127.0.0.1", port, "secret", store.shape.run, b""))
+        with membership(attempt, LAYOUT) as (_, heartbeat):
+            heartbeat.follow(loop)
+            assert eventually(lambda: store.failure is not None, 10)
+
+    assert isinstance(store.failure, WorkerError)
+    assert "no room (worker 0 on " in str(store.failure)
