@@ -345,6 +345,14 @@ class _Server(cheroot.wsgi.Server):
         if complete:
             super().process_conn(conn)
 
+    def put_conn(self, conn: _Connection) -> None:
+        """Keep a connection for its next request, or close it. An exception would make cheroot stop here."""
+        try:
+            super().put_conn(conn)
+        except Exception:  # noqa: BLE001 - the client opens another connection
+            conn.close()
+            self.error_log("A connection could not be kept.", traceback=True)
+
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Log an error of a connection at debug level, because any client may cause many of them."""
         logger.debug("%s", msg, exc_info=traceback)

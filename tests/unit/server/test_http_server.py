@@ -38,7 +38,7 @@ from sparkdl.server import http_app, http_server
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
 from sparkdl.server.http_server import serve
 from sparkdl.server.state import RowsHeld
-from sparkdl.transport import messages, tls
+from sparkdl.transport import connections, messages, tls
 from sparkdl.transport.arrivals import Arrival, ArrivalError
 from sparkdl.transport.client import HttpExchange
 from sparkdl.transport.exchange import Endpoint
@@ -756,6 +756,29 @@ def test_however_many_connections_wait_all_are_kept(port):
             answer = connection.getresponse()
             answer.read()
             assert (204, None) == (answer.status, answer.headers["Connection"])
+
+
+def test_a_connection_that_cannot_be_kept_does_not_end_the_server(app, monkeypatch):
+    """If a connection cannot be kept for the next request, only that connection is closed."""
+    put, failures = connections.PendingConnections.put, [OSError(errno.ENOMEM, "Cannot allocate memory")]
+    failed = threading.Event()
+
+    def fail_once(kept, connection):
+        if failures and isinstance(threading.current_thread(), cheroot.workers.threadpool.WorkerThread):
+            failed.set()
+            raise failures.pop()
+        put(kept, connection)
+
+    monkeypatch.setattr(connections.PendingConnections, "put", fail_once)
+    statuses = []
+    with serve(app, "127.0.0.1", 0, 2) as port:
+        for _ in range(2):
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request("GET", "/v1/ping", headers=TOKEN)
+                statuses.append(connection.getresponse().status)
+                assert failed.wait(5)
+
+    assert [204, 204] == statuses
 
 
 def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypatch, caplog):
