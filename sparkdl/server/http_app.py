@@ -36,7 +36,6 @@ from __future__ import annotations
 import base64
 import errno
 import hmac
-import json
 import logging
 import threading
 import time
@@ -67,7 +66,7 @@ from sparkdl.errors import (
 from sparkdl.process.reasons import reason_of
 from sparkdl.server.aggregation import Aggregation, Read
 from sparkdl.server.group_coordinator import GroupCoordinator
-from sparkdl.server.http_server import App, has_token
+from sparkdl.server.http_server import App, has_token, json_body
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
 from sparkdl.transport import messages
@@ -380,14 +379,7 @@ def _json(**fields: type) -> dict[str, Any]:
         raise RefusedError(411, "The request has no content length.")
     if length > JSON_BYTES:
         raise RefusedError(413, f"Expected a JSON body of at most {JSON_BYTES} bytes; got {length}.")
-    text = read_whole(flask.request.environ["wsgi.input"], length)
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = None
-    except RecursionError:
-        raise RefusedError(400, "The JSON is nested too deeply.") from None
-    return _check(body, fields)
+    return _check(json_body(length), fields)
 
 
 def _check(value: object, fields: dict[str, type]) -> dict[str, Any]:

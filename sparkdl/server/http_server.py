@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hmac
 import io
+import json
 import logging
 import re
 import selectors
@@ -28,13 +29,11 @@ import cheroot.workers.threadpool
 import cheroot.wsgi
 import flask
 
-from sparkdl.errors import (
-    ClusterError,
-    WireError,
-)
+from sparkdl.errors import ClusterError, RefusedError, WireError
 from sparkdl.process.reasons import reason_of
 from sparkdl.settings import PortChoice
 from sparkdl.transport import messages, tls
+from sparkdl.transport.arrivals import read_whole
 from sparkdl.transport.connections import HEAD_BYTES, PendingConnections
 from sparkdl.transport.messages import Buffers
 
@@ -77,6 +76,23 @@ def has_token(tokens: list[bytes], head: bytes) -> bool:
     """Return True if a head has one of some values of the header Authorization."""
     given = AUTHORIZATION.search(head)
     return given is not None and any(hmac.compare_digest(given[1].strip(), token) for token in tokens)
+
+
+def json_body(length: int) -> Any:
+    """Return the body of the current request, which has this length, as JSON; None if it is something else.
+
+    Raises:
+        ArrivalError: the connection failed, or the rest of the body did not arrive in time.
+        WireError: the body is shorter.
+        RefusedError: the JSON is nested too deeply.
+    """
+    text = read_whole(flask.request.environ["wsgi.input"], length)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+    except RecursionError:
+        raise RefusedError(400, "The JSON is nested too deeply.") from None
 
 
 class _Raw(socket.SocketIO):

@@ -26,7 +26,7 @@ import flask
 from flask.typing import ResponseReturnValue
 
 from sparkdl.errors import RefusedError
-from sparkdl.server.http_server import App
+from sparkdl.server.http_server import App, json_body
 from sparkdl.server.monitoring import document
 from sparkdl.server.monitoring.live import ENDED, TICK_SECONDS, Cursor, LiveRecord
 
@@ -205,12 +205,10 @@ class Page:
         """
         if not self.record.stops:
             raise RefusedError(404, "This page has no button that stops the fits.")
-        if not 0 < (flask.request.content_length or 0) <= BODY_BYTES:
+        length = flask.request.content_length or 0
+        if not 0 < length <= BODY_BYTES:
             raise RefusedError(400, f"Expected a JSON body of at most {BODY_BYTES} bytes.")
-        try:
-            body = flask.request.get_json(force=True, silent=True)
-        except RecursionError:
-            raise RefusedError(400, "The JSON is nested too deeply.") from None
+        body = json_body(length)
         when = body.get("when") if isinstance(body, dict) else None
         if when not in ("now", "epoch"):
             raise RefusedError(400, 'Expected {"when": "now"} or {"when": "epoch"}.')
