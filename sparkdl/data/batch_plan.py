@@ -287,7 +287,7 @@ class Plan:
 
     @cached_property
     def progress_per_step(self) -> float:
-        """The number of one process's updates that one local step of this worker counts as.
+        """The progress of one local step of this worker, in updates of a single process.
 
         It is 1 for a single worker. ``steps`` is the number of these updates in an epoch.
         """

@@ -99,7 +99,8 @@ class WorkerGroup:
             self._failed(self.store.failure)
         elif job.error is not None:
             self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
-        elif not job.result:  # it is True if the run's record has arrived from worker 0
+        # With placement="worker" the result is True once the record of worker 0 has arrived.
+        elif not job.result:
             raise WorkerLostError("The Spark job ended before the run was complete.")
 
     def _failed(self, error: SparkDLError) -> None:

@@ -60,8 +60,8 @@ class Gate(keras.callbacks.Callback):  # type: ignore[misc]
         if self.first and self.expected not in (None, epoch):
             raise CheckpointError(
                 f"A fit that was paused after epoch {self.expected} should continue there; its newest "
-                f"checkpoint is of epoch {epoch}. The log names the checkpoint that could not be written. "
-                "Make room in its folder, or choose another one with checkpoint=."
+                f"checkpoint is of epoch {epoch}. The log says why a later checkpoint could not be written. "
+                "Make room in the checkpoint folder, or pass another folder as checkpoint=."
             )
         if not self.may_train(self.first):
             raise Paused(f"The scheduler paused the fit before epoch {epoch + 1}; it continues later.")

@@ -111,8 +111,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             weights. With several trials at a time, the sampler's choices still depend on which trials end
             first.
         keep: the number of best models to keep.
-        directory: a folder for the best models, which a resumed search needs: a local path or a URI. The
-            models of a study are in a subfolder named after the study.
+        directory: a folder for the best models: a local path or a URI. The models of a study are in a
+            subfolder named after the study. None keeps them in memory, and a later search of the study then
+            lacks the models of earlier trials.
         settings: settings of each ``SparkModel``, such as ``{"mode": "asynchronous"}``. With one worker the
             default of ``frequency`` is "epoch", which gives the results of plain Keras.
         verbose: 0 is silent; otherwise each trial that ends prints a line.
@@ -148,7 +149,8 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     of_fit = _known("fit_arguments", SparkModel.fit, fit_arguments) | {"epochs": epochs, "verbose": 0}
     of_fit |= {"batch_size": batch_size, "validation_data": validation_data}
     of_fit |= {"validation_split": validation_split, "seed": _order(seed)}
-    _require_validation(build, data, metric, of_fit)
+    if isinstance(build, CrossValidated):
+        build.require(data, validation_data=validation_data, validation_split=validation_split)
     of_model = _settings(settings, workers_per_trial)
     study = make_study(storage, study_name, better, sampler=sampler, pruner=pruner, seed=seed, epochs=epochs)
     cluster = application_of(getattr(data, "sparkSession", None))
@@ -273,30 +275,11 @@ def _known(name: str, function: Callable[..., Any], given: Mapping[str, Any]) ->
     taken = set(inspect.signature(function).parameters) - OWN
     unknown = [each for each in given if each not in taken]
     if unknown:
-        of = "SparkModel.fit" if name == "fit_arguments" else "SparkModel"
-        raise ConfigError(
-            f"search takes no argument {unknown[0]!r}; further arguments are those of {of}: "
-            f"{', '.join(sorted(taken - {'deprecated'}))}."
-        )
+        of_fit = name == "fit_arguments"
+        refused = f"search takes no argument {unknown[0]!r}" if of_fit else f"settings take no {unknown[0]!r}"
+        of = "further arguments are those of SparkModel.fit" if of_fit else "they are arguments of SparkModel"
+        raise ConfigError(f"{refused}; {of}: {', '.join(sorted(taken - {'deprecated'}))}.")
     return dict(given)
-
-
-def _require_validation(build: Any, data: Any, metric: str, arguments: Mapping[str, Any]) -> None:
-    """Require validation rows if the metric is a result of validation, or rows for cross-validation.
-
-    Raises:
-        ConfigError: there are none, or both.
-    """
-    if isinstance(build, CrossValidated):
-        given = {name: arguments[name] for name in ("validation_data", "validation_split")}
-        build.require(data, **given)
-        return
-    held = arguments.get("validation_split") or arguments.get("validation_indicator_col")
-    if metric.startswith("val_") and not held and arguments["validation_data"] is None:
-        raise ConfigError(
-            f"metric={metric!r} needs validation rows. Pass validation_data or validation_split, or name "
-            f"a result of training, such as {metric.removeprefix('val_')!r}."
-        )
 
 
 def _parallelism(cluster: SparkApplication, wanted: int | None, workers: int) -> int:
@@ -312,10 +295,11 @@ def _parallelism(cluster: SparkApplication, wanted: int | None, workers: int) ->
         slots, _ = cluster.num_workers(None, None, 60.0)
     if cluster.dynamic:
         return wanted or max(1, slots // workers)
-    if (wanted or 1) * workers > slots:
+    trials = wanted or 1
+    if trials * workers > slots:
         raise ConfigError(
-            f"parallelism={wanted or 1} trials of {workers} worker{'s' * (workers != 1)} need "
-            f"{(wanted or 1) * workers} slots; the application has {slots}. Use a smaller parallelism or "
-            "workers_per_trial, or start more executors."
+            f"{trials} trial{'s' * (trials != 1)} at a time, with {workers} worker{'s' * (workers != 1)} "
+            f"each, would use {trials * workers} slots; the application has {slots}. Use a smaller "
+            f"{'parallelism or ' * (trials != 1)}workers_per_trial, or start more executors."
         )
     return wanted or slots // workers

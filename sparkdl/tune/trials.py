@@ -191,13 +191,36 @@ class TrialRunner:
         arguments = self.fit_arguments | dict(own)
         if isinstance(report, FoldReport):
             return self._cross_validate(model, arguments, report)
+        return self._fit(model, parameters, arguments, report, same_rows=not set(own) - SAME_ROWS)
+
+    def _fit(
+        self,
+        model: keras.Model,
+        parameters: Parameters,
+        arguments: dict[str, Any],
+        report: Report,
+        *,
+        same_rows: bool,
+    ) -> Outcome:
+        """Train a model, and return how the trial ended.
+
+        Args:
+            model: the compiled model.
+            parameters: the parameters of the trial.
+            arguments: the arguments of the fit.
+            report: the callback that reports the epochs.
+            same_rows: whether the arguments leave the rows of the other trials as they are.
+
+        Raises:
+            ConfigError: the metric is a result of validation, and there are no validation rows.
+        """
         arguments["callbacks"] = [*own_callbacks(arguments.get("callbacks")), report]
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
             fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
         else:
-            data = self.data if set(own) - SAME_ROWS else self.shared
-            fitted = spark_model.fit(*data, **arguments)
+            self._require_validation(arguments, report)
+            fitted = spark_model.fit(*(self.shared if same_rows else self.data), **arguments)
         if report.pruned:
             return Outcome(pruned=True)
         if self.stopping.is_set():
@@ -209,6 +232,20 @@ class TrialRunner:
             return Outcome(reason=f"{self.metric} was not a number in any epoch.")
         model.set_weights(report.weights)
         return Outcome(value=report.best, model=model)
+
+    def _require_validation(self, arguments: Mapping[str, Any], report: Report) -> None:
+        """Require validation rows if the metric is a result of validation.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        held = arguments.get("validation_split") or arguments.get("validation_indicator_col")
+        if self.metric.startswith("val_") and not held and arguments.get("validation_data") is None:
+            report.refusal = ConfigError(
+                f"metric={self.metric!r} needs validation rows. Pass validation_data or validation_split, or "
+                f"name a result of training, such as {self.metric.removeprefix('val_')!r}."
+            )
+            raise report.refusal
 
     def _cross_validate(self, model: keras.Model, arguments: dict[str, Any], report: FoldReport) -> Outcome:
         """Train a copy of the model for each fold."""

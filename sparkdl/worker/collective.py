@@ -56,7 +56,7 @@ class WorkerContext:
                 dtype bfloat16 become float32.
 
         Returns:
-            NumPy arrays in the same structure; numbers in place of numbers.
+            The same structure, with a NumPy array for each array and a number for each number.
 
         Raises:
             ConfigError: ``op`` is unknown.

@@ -189,14 +189,19 @@ def test_results_that_are_none_end_the_search(spark, returned, reason):
         ({"space": {}}, "space should be a dict"),
         ({"sampler": "best"}, "sampler should be one of 'tpe'"),
         ({"pruner": "best"}, "pruner should be one of 'median'"),
-        ({"parallelism": 3}, "parallelism=3 trials of 1 worker need 3 slots; the application has 2."),
-        ({"workers_per_trial": 4}, "parallelism=1 trials of 4 workers need 4 slots"),
+        (
+            {"parallelism": 3},
+            "3 trials at a time, with 1 worker each, would use 3 slots",
+        ),
+        (
+            {"workers_per_trial": 4},
+            "1 trial at a time, with 4 workers each, would use 4 slots",
+        ),
         ({"num_trials": 0}, "num_trials should be a whole number of at least 1; got 0."),
         ({"keep": 0}, "keep should be a whole number of at least 1; got 0."),
         ({"metric": "val_mine"}, "Whether a smaller val_mine is better is not known"),
-        ({"validation_split": 0.0}, "metric='val_loss' needs validation rows"),
         ({"featuresCol": "x"}, "search takes no argument 'featuresCol'"),
-        ({"settings": {"num_workers": 2}}, "search takes no argument 'num_workers'"),
+        ({"settings": {"num_workers": 2}}, "settings take no 'num_workers'"),
         ({"storage": "rubbish", "study_name": "a"}, "The storage 'rubbish' cannot be used"),
         ({"seed": -1}, "seed should be a whole number of at least 0; got -1."),
         ({"checkpoint": "runs"}, "search takes no argument 'checkpoint'"),
@@ -211,6 +216,16 @@ def test_bad_arguments_are_refused_before_a_trial(spark, problem, arguments, mes
         tune.search(called.append, (problem.x, problem.y), **{"space": SPACE} | OPTIONS | arguments)
     assert message in str(caught.value)
     assert not called
+
+
+def test_a_metric_of_validation_needs_validation_rows(spark, problem):
+    """A search whose metric is a result of validation ends before the first fit if there are no such rows."""
+    begun = []
+    watch = keras.callbacks.LambdaCallback(on_train_begin=begun.append)
+    with pytest.raises(ConfigError, match="metric='val_loss' needs validation rows"):
+        tune.search(build, (problem.x, problem.y), SPACE, num_trials=2, callbacks=[watch], verbose=0)
+
+    assert [] == begun
 
 
 def test_a_build_that_is_no_function_is_refused(spark, problem):
@@ -561,3 +576,21 @@ def test_the_pruner_ends_a_cross_validated_trial_after_a_fold(spark, problem):
 
     assert ["pruned"] == list(result.trials["state"])
     assert 1 == len(fits)
+
+
+def test_an_objective_needs_no_metric(spark):
+    """A search for the minimum of a function needs neither data nor a metric."""
+    result = tune.search(lambda x: (x - 3) ** 2, space={"x": [1, 3, 5]}, sampler="grid", verbose=0)
+
+    assert {"x": 3} == result.best_params
+
+
+def test_a_function_may_hold_out_rows_itself(spark, problem):
+    """The function may return validation_split for the fit of its model."""
+
+    def asked(parameters):
+        return build(4, 0.1), {"validation_split": parameters.suggest_categorical("held", [0.25, 0.5])}
+
+    result = tune.search(asked, (problem.x, problem.y), num_trials=1, verbose=0)
+
+    assert 0 < result.best_value
