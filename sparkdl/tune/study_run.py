@@ -55,7 +55,7 @@ class StudyRun:
         self.study, self.runner, self.best = study, runner, best
         self.space, self.num_trials, self.display = space, num_trials, display
         self.table = TrialTable(runner.metric, maximize=runner.maximize, num_trials=num_trials)
-        name = f"Search for {'a large' if runner.maximize else 'a small'} {runner.metric}"
+        name = f"Search: {'maximize' if runner.maximize else 'minimize'} {runner.metric}"
         self.record = Overview(name, "trials", self.table.read, stops="after the trials that are running")
         self.table.changed = self.record.publish
         runner.reported = self.table.report
