@@ -128,4 +128,4 @@ def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(capl
 
     studied, below = caplog.messages
     assert "this run has 9." in studied
-    assert 'merge="sum", SGD and 4 workers diverged' in below
+    assert 'merge="sum", SGD and 8 workers diverged' in below
