@@ -19,7 +19,7 @@ from pyarrow import fs
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.blocks import UNKNOWN, Block, Keys, rows_per_block, scramble
-from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, share_of
+from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, row_of, share_of
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 from sparkdl.process.reasons import reason_of, text_of
@@ -312,7 +312,7 @@ def _vectors(values: pa.Array, column: Column, name_row: Callable[[int], str]) -
     if dense.all() and not column.sparse:
         return column.cast(flat.reshape(len(values), *column.shape), name_row)
     entries, within = np.zeros(len(flat), entry_of(column.dtype)), np.repeat(dense, counts)
-    entries["value"] = flat
+    entries["value"] = column.cast(flat, lambda entry: name_row(row_of(entry, counts)))
     entries["index"][within] = np.tile(np.arange(size), int(dense.sum()))
     entries["index"][~within] = indices.flatten().to_numpy(zero_copy_only=False)
     rows = SparseRows.packed(counts, entries, column.shape)

@@ -8,6 +8,7 @@ Any other value raises a DataError, which names the row where possible.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
@@ -117,8 +118,7 @@ class Column:
         """Return sparse rows in this column's dtype; as an array if the column is dense."""
 
         def name_row(entry: int) -> str:
-            row = int(np.searchsorted(np.cumsum(own.spans[:, 1]), entry, side="right"))
-            return f"row {first + row} of {place}"
+            return f"row {first + row_of(entry, own.spans[:, 1])} of {place}"
 
         own = rows.compact() if rows.entries.dtype != entry_of(self.dtype) else rows
         if own is not rows:
@@ -167,14 +167,14 @@ class Column:
             flat = self._row(value, place, index).ravel()
             (indices,) = flat.nonzero()
             return indices, flat[indices]
-        return value.indices, value.values
+        return value.indices, self.cast(value.values, lambda _: f"row {index} of {place}")
 
     def _row(self, value: object, place: str, index: int) -> Array:
         try:
             array = as_array(value)
             if array.dtype == object:
-                array = _present(array).astype(self.dtype)
-        except (TypeError, ValueError):
+                array = _of_objects(array, self.dtype)
+        except (TypeError, ValueError, OverflowError):
             raise DataError(
                 f"Expected {self.name} to be numbers of shape {self.shape}; row {index} of {place} has "
                 f"{short(value)}."
@@ -321,15 +321,24 @@ def share_of(refused: int, rows: int) -> str:
     return f"{refused} of the {rows} rows that were read together cannot be used."
 
 
-def _present(array: Array) -> Array:
-    """Return an array of objects as it is.
+def row_of(entry: int, counts: Array) -> int:
+    """Return the index of the row that has an entry, where ``counts`` has each row's number of entries."""
+    return int(np.searchsorted(np.cumsum(counts), entry, side="right"))
+
+
+def _of_objects(array: Array, dtype: str) -> Array:
+    """Return an array of objects in a dtype, or as float64 if they do not fit an integer or boolean dtype.
 
     Raises:
         TypeError: it contains None, which NumPy would convert to NaN.
     """
     if any(value is None for value in array.ravel()):
         raise TypeError("None is not a number.")
-    return array
+    with suppress(OverflowError):
+        result = array.astype(dtype)
+        if result.dtype.kind not in "biu" or np.array_equal(result, array):
+            return result
+    return array.astype(np.float64)
 
 
 def short(value: object) -> str:

@@ -274,6 +274,22 @@ def test_columns_of_a_list_are_joined_or_stacked(inner, shape, join, vectors):
         np.testing.assert_array_equal(expected, found.toarray() if stored else found)
 
 
+@pytest.mark.parametrize("stored", [0, 2])
+@pytest.mark.parametrize("number", [1.5, np.nan, 3e9])
+@pytest.mark.parametrize(
+    "bad", [lambda number: sparse(9, _1=2, _4=number), lambda number: dense(*[number] * 9)]
+)
+def test_vectors_are_held_to_the_type_of_the_column(stored, number, bad):
+    """A number of a vector that does not fit an integer column is refused beside vectors of both kinds."""
+    rows = [sparse(9, _3=1), dense(*range(9)), sparse(9), bad(number), bad(number)]
+    column = Column("x", (9,), "int32", sparse=stored)
+
+    fitting = column_array(pa.array(rows[:3], VECTORS), column, str)
+    assert np.dtype("int32") == fitting.dtype
+    with pytest.raises(DataError, match=f"whole numbers that fit int32, .*; 3 has {number}"):
+        column_array(pa.array(rows, VECTORS), column, str)
+
+
 def test_sparse_vectors_in_a_list_stay_sparse():
     """Sparse vectors stay sparse beside a number column in a list."""
     rows = [sparse(1000, _3=1), dense(*[0.0] * 999, 2.0)]

@@ -1,5 +1,8 @@
 """Values of rows must match the shape and the dtype of their column."""
 
+from decimal import Decimal
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -38,6 +41,39 @@ def test_numbers_that_the_first_rows_type_does_not_hold_are_refused(dtype, value
     """A number that does not fit the first row's type is refused; it would wrap around."""
     with pytest.raises(DataError, match=f"numbers that fit {dtype}, .*; row 8 of partition 0 has {bad}"):
         Column("y", (), dtype).of(values, "partition 0", 7)
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1.5, "1.5"), (np.nan, "nan"), (3e9, "3000000000.0")])
+def test_sparse_vectors_are_held_to_the_type_as_dense_ones_are(number, shown):
+    """A number of a sparse vector that does not fit the column's type is refused, not truncated."""
+    vectors = [
+        SimpleNamespace(size=9, indices=np.array([2, 5]), values=np.array([1.0, value]))
+        for value in (4.0, number, number)
+    ]
+    for vector in vectors:
+        vector.toArray = lambda vector=vector: np.bincount(vector.indices, vector.values, vector.size)
+
+    for sparse in (0, 1):
+        with pytest.raises(DataError, match=f"fit int32, .*row 1 of a batch has .*{shown}.* 2 of the 3 rows"):
+            Column("x", (9,), "int32", sparse).of(vectors, "a batch")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [("int32", Decimal("1.5")), ("uint8", 300), ("int32", 2**64), ("int64", Decimal("NaN"))],
+)
+def test_objects_are_held_to_the_type_as_numbers_are(dtype, number):
+    """A number that is a Python object is refused if it does not fit the column's type."""
+    with pytest.raises(DataError, match="row 1 of a batch has "):
+        Column("x", (1,), dtype).of([np.array([1], object), np.array([number], object)], "a batch")
+
+
+def test_objects_that_fit_are_taken_exactly():
+    """Large whole numbers that are Python objects keep their last digit."""
+    large = 2**60 + 1
+    taken = Column("x", (2,), "int64").of([[Decimal(large), 7]], "a batch")
+
+    assert [[large, 7]] == taken.tolist()
 
 
 def test_numbers_of_another_width_that_fit_are_taken():
