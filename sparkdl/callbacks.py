@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,18 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
         raise NotImplementedError
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Raise an error if the learning rate is a schedule.
+        """Raise an error unless the learning rate is a number.
 
         Raises:
-            ConfigError: the learning rate is a schedule.
+            ConfigError: the learning rate is a schedule or a function.
         """
         self._epoch = 0
-        if isnan(optimizers.learning_rate(self.model)):
+        if not optimizers.settable(self.model):
+            kind = "schedule" if optimizers.scheduled(self.model) else "function"
             raise ConfigError(
-                f"{type(self).__name__} needs an optimizer whose learning rate is a number; got a schedule. "
-                "Scale the schedule, or use a schedule with a warm-up (CosineDecay(warmup_steps=...))."
+                f"{type(self).__name__} needs an optimizer whose learning rate is a number; got a {kind}. "
+                f"Scale the values of the {kind}, or use a schedule with a warm-up "
+                "(CosineDecay(warmup_steps=...))."
             )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:

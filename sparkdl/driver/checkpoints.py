@@ -55,7 +55,7 @@ class Description:
 
     Attributes:
         words: the settings of optimizer, losses, metrics, layers and fit.
-        learning_rate: the rate that the program started with; nan if there is a schedule.
+        learning_rate: the rate that the program started with; nan if there is a schedule or a function.
         outputs: the model's outputs for a fixed input at fixed weights, float32; empty if not known.
         constants: a digest of vocabularies and of the weights that do not change, such as those of frozen
             layers.

@@ -91,7 +91,7 @@ def describe(model: keras.Model, schema: Schema, others: Mapping[str, object]) -
         },
         "fit": _named(others),
     }
-    if optimizers.scheduled(model):
+    if not optimizers.settable(model):
         words["optimizer"]["learning_rate"] = _text(keras_internals.learning_rate(optimizer))
     for index, layer in enumerate(keras_internals.flat_layers(model, include_self=False)):
         words[f"layer {index} ({type(layer).__name__})"] = _settings(layer)

@@ -70,14 +70,17 @@ def finalize(model: keras.Model, moved: list[Any]) -> None:
 
 
 def set_learning_rate(model: keras.Model, value: float) -> None:
-    """Set the learning rate, unless a schedule gives it."""
-    if not scheduled(model) and float(model.optimizer.learning_rate) != value:
+    """Set the learning rate, unless a schedule or a function gives it."""
+    if settable(model) and float(model.optimizer.learning_rate) != value:
         model.optimizer.learning_rate = value
 
 
 def learning_rate(model: keras.Model) -> float:
-    """Return the optimizer's current learning rate; NaN if a schedule gives it."""
-    return float("nan") if scheduled(model) else float(model.optimizer.learning_rate)
+    """Return the optimizer's current learning rate; NaN if a schedule or a function gives it.
+
+    Workers call their own copy of a function, so its value on the driver would mean nothing to them.
+    """
+    return float(model.optimizer.learning_rate) if settable(model) else float("nan")
 
 
 def inner(model: keras.Model) -> Any:
@@ -126,9 +129,14 @@ def batches_seen(model: keras.Model) -> Any:
     return keras_internals.steps_taken(inner(model))
 
 
+def settable(model: keras.Model) -> bool:
+    """Return True if the learning rate is a number, which can be set: not a schedule or a function."""
+    return not callable(keras_internals.learning_rate(inner(model)))
+
+
 def scalable(model: keras.Model) -> bool:
     """Return True if the learning rate can be multiplied: a number or a schedule, but not a function."""
-    return scheduled(model) or not callable(keras_internals.learning_rate(inner(model)))
+    return scheduled(model) or settable(model)
 
 
 def adaptive(model: keras.Model) -> bool:

@@ -119,10 +119,13 @@ def test_settings_that_mean_nothing_are_refused(make, message):
         make()
 
 
-def test_a_schedule_is_not_multiplied():
-    """A warm-up of a learning-rate schedule is refused."""
-    model = make_model(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    with pytest.raises(
-        ConfigError, match="LearningRateWarmup needs an optimizer whose learning rate is a number"
-    ):
-        model.fit(*problem(), verbose=0, callbacks=[LearningRateWarmup()])
+@pytest.mark.parametrize(
+    ("rate", "kind"),
+    [(keras.optimizers.schedules.CosineDecay(0.1, 10), "schedule"), (lambda: 0.1, "function")],
+)
+@pytest.mark.parametrize("make", [LearningRateWarmup, LearningRateScaling])
+def test_only_a_number_is_multiplied(make, rate, kind):
+    """A factor is refused if a schedule or a function gives the learning rate."""
+    message = f"{make.__name__} needs an optimizer whose learning rate is a number; got a {kind}. Scale"
+    with pytest.raises(ConfigError, match=message):
+        make_model(rate).fit(*problem(), verbose=0, callbacks=[make()])

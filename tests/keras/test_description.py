@@ -71,6 +71,12 @@ TRAINING = {
         "bias_constraint of layer 2",
     ),
 }
+
+
+def constant_rate():
+    return 0.1
+
+
 COMPILED = {
     "loss": ({}, {"loss": "mae"}, "loss of compile is 'mae' instead of 'mse'"),
     "argument of a loss": (
@@ -85,6 +91,11 @@ COMPILED = {
         {"optimizer": keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10))},
         {"optimizer": keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 20))},
         "decay_steps=20",
+    ),
+    "function as rate": (
+        {"optimizer": keras.optimizers.SGD(0.1)},
+        {"optimizer": keras.optimizers.SGD(constant_rate)},
+        "learning_rate of optimizer is constant_rate instead of not set",
     ),
     "class weights": ({"class_weight": {0: 1.0}}, {"class_weight": {0: 2.0}}, "class_weight of fit"),
     "optimizer of the center": (

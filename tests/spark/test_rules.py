@@ -193,6 +193,39 @@ def test_a_warm_up_is_that_of_plain_keras(spark, problem):
     assert pytest.approx(rate) == float(model.optimizer.learning_rate)
 
 
+@pytest.mark.parametrize("callback", [LearningRateWarmup, LearningRateScaling])
+def test_a_function_as_rate_is_not_multiplied(spark, problem, jobs, callback):
+    """A factor for a learning rate that a function gives is refused before any job."""
+    model, before = problem.model(), jobs()
+    model.compile(keras.optimizers.SGD(lambda: 0.1), model.loss)
+    with pytest.raises(ConfigError, match="learning rate is a number; got a function"):
+        SparkModel(model, num_workers=2).fit(problem.x, problem.y, 16, 1, verbose=0, callbacks=[callback()])
+
+    assert jobs() == before
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous", "frequency": "epoch"}])
+def test_a_function_as_rate_is_called_in_the_workers(spark, problem, settings):
+    """Workers call their own copy of the function, so a later change on the driver changes nothing."""
+    trained = []
+    for changed in (0.1, 0.9):
+        model, rates = problem.model(), {"rate": 0.1}
+        model.compile(keras.optimizers.SGD(lambda rates=rates: rates["rate"]), model.loss)
+        change = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, rates=rates, changed=changed: rates.update(rate=changed)
+        )
+        SparkModel(model, num_workers=1, **settings).fit(
+            problem.x, problem.y, 16, 2, shuffle=False, verbose=0, callbacks=[change]
+        )
+        trained.append(model)
+    reference = problem.model()
+    reference.compile(keras.optimizers.SGD(0.1), reference.loss)
+    reference.fit(problem.x, problem.y, 16, 2, shuffle=False, verbose=0)
+
+    for model in trained:
+        assert problem.distance(model, reference, problem.model().get_weights()) < 10
+
+
 def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, caplog):
     """With one exchange per epoch a warm-up is constant within an epoch, which a warning says."""
     model = SparkModel(problem.model(), frequency="epoch", num_workers=2)
