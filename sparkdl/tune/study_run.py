@@ -82,8 +82,8 @@ class StudyRun:
         self.study.stop = self._exhaust  # type: ignore[method-assign]
         state: State = "stopped"  # after Ctrl-C
         try:
-            self._resume()
             self.table.load(self.study, states_of(self.study))
+            self._resume()
             with explained_if_stopped(cluster):
                 run_threads(
                     cluster,

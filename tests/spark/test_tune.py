@@ -288,6 +288,24 @@ def test_a_study_of_the_users_own_is_used(spark, problem):
 
 
 @pytest.mark.whole
+def test_a_trial_that_a_dead_driver_left_is_repeated(spark, problem):
+    """A trial that was under way when its driver died is tried again with its parameters."""
+    study = optuna.create_study()
+    left = study.ask({"units": optuna.distributions.CategoricalDistribution([4, 8])})
+    result = tune.search(
+        build_of_units, (problem.x, problem.y), {"units": [4, 8]}, num_trials=1, storage=study, **OPTIONS
+    )
+
+    table = result.trials
+    assert ["repeated", "complete"] == list(table["state"])
+    assert [left.params["units"]] * 2 == list(table["param_units"])
+
+
+def build_of_units(units):
+    """Return a small classifier with a fixed learning rate."""
+    return build(units, 0.1)
+
+
 def test_figures_of_a_search(spark, problem):
     """Each figure of Optuna is drawn; an unknown one is refused with the known ones."""
     result = tune.search(build, (problem.x, problem.y), SPACE, num_trials=4, pruner="none", **OPTIONS)
