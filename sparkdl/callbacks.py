@@ -216,7 +216,7 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._count > 1:
             self._tested = self._mean, float(result)
-        elif self._plain is None or self._is_no_worse(float(result), self._plain):
+        elif not np.isnan(result) and (self._plain is None or self._is_no_worse(float(result), self._plain)):
             self._plain = float(result)
 
     def _count_weights(self) -> None:

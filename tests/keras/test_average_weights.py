@@ -73,6 +73,20 @@ def test_a_mean_that_is_worse_is_not_taken(caplog):
     assert "so the model keeps the weights of the last epoch" in caplog.text
 
 
+def test_a_result_that_is_nan_is_no_measure_of_the_mean():
+    """A first result that is NaN does not count as better than that of the mean."""
+    callback = AverageWeights(START, "val_loss")
+
+    def spoil(epoch, logs):
+        if epoch == 0:
+            logs["val_loss"] = float("nan")
+
+    model, first = linear(), keras.callbacks.LambdaCallback(on_epoch_end=spoil)
+    model.fit(X[:40], Y[:40], 8, EPOCHS, 0, [first, callback], validation_data=HELD_OUT)
+
+    assert callback.averaged
+
+
 def test_one_epoch_is_no_mean(caplog):
     """The model is left as it is if fewer than two epochs can be averaged."""
     callback = AverageWeights(EPOCHS - 1)
