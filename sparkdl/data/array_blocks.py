@@ -48,7 +48,7 @@ class ArrayBlocks:
             task: the index of the task.
             columns: the arrays.
             places: the indices of the rows in the arrays.
-            part: the part that the rows belong to.
+            part: the kind of the rows, such as ``TRAINING`` or ``VALIDATION`` (``data.blocks``).
             size: the maximum number of rows of a block.
         """
         for start in range(0, len(places), size):
@@ -90,7 +90,7 @@ def decode(data: bytes) -> Block:
     try:
         keys, part, columns = packing.unpack(memoryview(data))
         return Block(keys, part, tuple(map(_column_of, columns)))
-    except (TypeError, AttributeError, SyntaxError) as error:  # a part has another type, or is not a dtype
+    except (TypeError, AttributeError, SyntaxError) as error:  # a field has the wrong type
         raise ValueError(f"Expected the record of a block; got other data ({error}).") from error
 
 

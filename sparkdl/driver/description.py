@@ -1,4 +1,4 @@
-"""A description of a training run, which shows the changes between a run and its resumption.
+"""The description of a training run, by which a resumption is compared with the run that it continues.
 
 A checkpoint holds arrays; the program that made them gives them their meaning. So a checkpoint also holds a
 description of that program: its settings in words, and the model's outputs for a fixed input at fixed

@@ -48,8 +48,8 @@ class FrameSource(Source):
 
     Args:
         frame: the DataFrame.
-        sample: the column names of x, y and the sample weights, or fewer of them, flattened; a list of names
-            stands for one array made of these columns.
+        sample: the column names of x; of x and y; or of x, y and the sample weights, flattened. A list of
+            names stands for one array made of these columns.
         indicator: the column of booleans that marks validation rows, if there is one.
         decode: functions that convert values of columns to arrays, by column name.
         texts: whether columns of x may hold strings.
@@ -395,7 +395,8 @@ def frame_source(
 
     Args:
         frame: the DataFrame.
-        columns: the columns of x, y and the sample weights, or fewer: names, or lists or dicts of names.
+        columns: the columns of x; of x and y; or of x, y and the sample weights: names, or lists or dicts of
+            names.
         counts: the number of arrays that the model takes for x and for y.
         indicator: the column that marks validation rows.
         decode: functions that convert values of columns to arrays, by column name.

@@ -59,7 +59,7 @@ class Kind(IntEnum):
     """The kinds of update."""
 
     GRADIENT = 1  # a gradient, to be averaged with the other workers'
-    DELTA = 2  # over a window: weights after minus before; with an elastic rule, ``draw``'s result
+    DELTA = 2  # over a window: weights after minus before; with an elastic rule, what ``Rule.draw`` returns
     # The end of an epoch: metric states, and state for a snapshot. In ``sparkdl.run``: the function returned.
     REPORT = 3
     VALIDATION = 4  # metric states over this worker's validation rows
@@ -90,7 +90,7 @@ class Flag(IntFlag, boundary=STRICT):
     STOP = 2  # reply: stop training; update: this report ends a stopped epoch
     DUPLICATE = 4  # reply: the update had already been counted
     AGAIN = 8  # reply: not ready yet; request it again with AWAIT
-    NOT_FINITE = 16  # reply, or update with shards: the update is not merged, for NaN, Inf or huge values
+    NOT_FINITE = 16  # reply, or update with shards: it is not merged, because of NaN, Inf or huge values
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices

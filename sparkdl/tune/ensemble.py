@@ -115,7 +115,7 @@ class Ensemble:
         settings: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Ensemble:
-        """Train replicas of a model separately, and return their ensemble.
+        """Train several models that one function builds, and return their ensemble.
 
         The members differ in their initial weights and the order of their rows, and with ``bootstrap`` also
         in their rows (Breiman, Bagging Predictors, 1996). By default one worker trains each member. As many

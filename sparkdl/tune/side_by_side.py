@@ -1,7 +1,7 @@
 """Fits that run side by side: their settings, seeds, callbacks and threads.
 
 Fits of one driver may run at the same time: each has its own endpoint, and takes its own slots. A thread of
-the driver follows each of them.
+the driver runs each of them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.spark.application import SparkApplication
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 60.0  # that fits may take to end after one has failed, or after Ctrl-C
+STOP_SECONDS = 60.0  # the time that fits may take to end after one has failed, or after Ctrl-C
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a SparkModel that is one of several, with the defaults of these.
+    """Return the settings of a SparkModel that is one of several, with the defaults of fits side by side.
 
     Args:
         given: the settings that the user gave.

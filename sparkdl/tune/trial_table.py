@@ -48,7 +48,7 @@ class TrialTable:
     Args:
         metric: the name of the result that is optimized.
         maximize: whether a larger value is better.
-        num_trials: the number of trials that count.
+        num_trials: the total number of trials to run, in which repeated trials do not count.
         changed: called after each change.
     """
 
@@ -61,7 +61,7 @@ class TrialTable:
         self._rows: dict[int, TrialRow] = {}
 
     def load(self, study: Study, states: dict[int, str]) -> None:
-        """Add the trials that a study has already.
+        """Add the trials that a study already has.
 
         Args:
             study: the study.

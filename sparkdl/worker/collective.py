@@ -56,7 +56,8 @@ class WorkerContext:
                 dtype bfloat16 become float32.
 
         Returns:
-            The same structure, with a NumPy array for each array and a number for each number.
+            The same structure, with a NumPy array for each array, and a NumPy scalar for each number or array
+            without dimensions.
 
         Raises:
             ConfigError: ``op`` is unknown.

@@ -32,7 +32,7 @@ class ReplicatedCenter:
         self.initial: Any = None  # the state before the first update
 
     def reduction(self) -> Reduction:
-        """Return the reduction of a round's deltas to one."""
+        """Return the rule's Reduction, which combines the deltas of a round into one."""
         return self.rule.reduction()
 
     def bind(self, working: int) -> None:

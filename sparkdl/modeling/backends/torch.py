@@ -74,7 +74,7 @@ class TorchReplica(StatefulReplica):
         return {}
 
     def _measure_share(self, scale: Any, *arguments: Any, **named: Any) -> None:
-        """Do a deferred update of the metrics, with the scale of its share of the batch."""
+        """Do a deferred update of the metrics, with the ``ReductionWatch.scale`` of its step."""
         with watched(scale):
             self._measure(*arguments, **named)
 

@@ -47,7 +47,7 @@ class DeltaRounds(SynchronousRounds):
         self.rule, _ = self.choice.bound(working)
 
     def _reduction(self) -> Reduction:
-        """Return the rule's reduction of a round's deltas to one."""
+        """Return the rule's Reduction, which combines the deltas of a round into one."""
         return self.rule.reduction()
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
