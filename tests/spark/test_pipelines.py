@@ -745,6 +745,7 @@ def test_a_fitted_model_is_a_keras_file_and_keeps_its_history(spark, problem, es
     assert "guess" in KerasTransformer.load(str(tmp_path / "transformer")).transform(table).columns
 
 
+@pytest.mark.whole
 def test_a_metric_with_several_values_is_saved(spark, problem, table, tmp_path):
     """The history of a metric that has a value for each class is saved as lists of numbers."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])

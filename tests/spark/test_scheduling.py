@@ -319,12 +319,23 @@ def test_a_job_whose_checkpoint_is_lost_fails_with_its_weights(spark, problem, t
 
 
 def test_a_job_does_not_start_another_application(spark, problem, monkeypatch):
-    """A job that waits when Spark is stopped fails."""
-    monkeypatch.setattr(SparkApplication, "stopped", True)
+    """After Spark was stopped, a job that waits fails, and no other is accepted."""
+    hold = Hold()
+
+    def submit(*callbacks):
+        one = SparkModel(problem.model(), num_workers=1)
+        return scheduler.submit(one, problem.x, problem.y, callbacks=callbacks, seed=0)
+
     with Scheduler(1) as scheduler:
-        job = scheduler.submit(SparkModel(problem.model(), num_workers=1), problem.x, problem.y)
+        submit(hold)
+        waiting = submit()
+        assert hold.reached.wait(120)
+        monkeypatch.setattr(SparkApplication, "stopped", True)
+        hold.released.set()
         with pytest.raises(ClusterError, match="was stopped before the job could run"):
-            job.result()
+            waiting.result()
+        with pytest.raises(ClusterError, match="was stopped before the job could run"):
+            submit()
 
 
 @pytest.mark.whole

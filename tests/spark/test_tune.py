@@ -506,6 +506,7 @@ def test_a_hyper_model_may_leave_the_callbacks_out(spark, problem):
 CROSS = {"metric": "val_loss", "batch_size": 32, "verbose": 0, "seed": 5}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["arrays", "rdd", "dataframe"])
 def test_a_cross_validated_trial_is_the_mean_of_its_folds(spark, problem, frames, kind):
     """The curve of a trial is the mean of as many fits as there are folds, each validated on its own fold."""
