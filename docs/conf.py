@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!sparkdl\b).*"),
     (
         "py:.*",
-        r"sparkdl\.(core|driver|modeling|transport|rules\.outer)\..*",
+        r"sparkdl\.(core|driver|modeling|transport|rules\.outer|tune\.cross_validation)\..*",
     ),  # types that are not public
 ]
 if os.environ.get("SPARKDL_INTERSPHINX"):
