@@ -85,7 +85,7 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             self._beat_on()
-        except Exception as error:  # noqa: BLE001 - nobody else would notice the end of this thread
+        except Exception as error:  # noqa: BLE001 - otherwise the thread would end silently
             if not self._done.is_set():
                 self._fail(error)
 

@@ -61,7 +61,7 @@ class HostedDriver:
         """
         try:
             self._collect()
-        except BaseException as error:  # noqa: BLE001 - nobody else would notice the end of this thread
+        except BaseException as error:  # noqa: BLE001 - the run would wait for this thread without end
             self.store.break_down(error)
         if self.store.failure is not None:
             time.sleep(LINGER_SECONDS)

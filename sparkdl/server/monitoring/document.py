@@ -12,6 +12,7 @@ from typing import Any
 
 from sparkdl.transport.messages import ACTIVITIES
 
+STOP = {"run": "Stop after this epoch", "overview": "Begin no more trials"}  # labels, by kind of page
 WITHOUT_CHARTS = "For charts, install plotly on the driver: pip install 'sparkdl-keras[dashboard]'."
 
 
@@ -68,8 +69,10 @@ def _document(kind: str, settings: Mapping[str, Any], *, library: str, nonce: st
         "settings": values,
         "nonce": f' nonce="{nonce}"' if nonce else "",
         "script": _text("page.common.js") + _text(f"page.{kind}.js"),
+        "sections": _text(f"page.{kind}.html"),
+        "stop": STOP[kind],
     }
-    return _in_shell("sparkdl", _filled(f"page.{kind}.html", parts))
+    return _in_shell("sparkdl", _filled("page.common.html", parts))
 
 
 def _in_shell(title: str, body: str) -> str:

@@ -34,7 +34,7 @@ function take(values) {
   const { events } = values;
   if (values.whole) find("events").replaceChildren();
   Object.assign(run, values);
-  document.querySelectorAll(".stops").forEach((button) => { button.hidden = !run.stops; });
+  document.querySelectorAll("[data-stop]").forEach((button) => { button.hidden = !run.stops; });
   showProgress();
   showRows();
   showEvents(events);
