@@ -62,7 +62,7 @@ def cross_validated(build: Any, folds: int = 3) -> CrossValidated:
     The rows are divided at random into ``folds`` parts of about equal size, the same for all trials of a
     search. A trial trains one model per fold, on the rows outside of the fold and from the same initial
     weights, and validates it on the rows of the fold. The curve of the trial is the mean of the folds, and
-    its value is the best epoch of this curve. The pruner is asked after each fold. No model is kept.
+    its value is the best epoch of this curve. The pruner may end a trial after each fold. No model is kept.
 
     Args:
         build: the function that ``search`` would call for a model, or a HyperModel of KerasTuner, of which
@@ -76,8 +76,8 @@ def cross_validated(build: Any, folds: int = 3) -> CrossValidated:
         >>> found = tune.search(tune.cross_validated(build, 5), (x, y), space, epochs=10)  # doctest: +SKIP
         >>> model = build(**found.best_params)  # doctest: +SKIP
     """
-    build = getattr(build, "build", build)  # of a HyperModel
-    return CrossValidated(require_build(build), whole_number("folds", folds, least=2))
+    require_build(build)
+    return CrossValidated(getattr(build, "build", build), whole_number("folds", folds, least=2))
 
 
 def require_build(build: Any) -> Any:

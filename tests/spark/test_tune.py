@@ -556,6 +556,7 @@ def rows_of_folds(problem, count, seed):
         ({"folds": 1}, "folds should be a whole number of at least 2; got 1"),
         ({"folds": 10_000}, "folds should be at most the number of rows"),
         ({"build": 5}, "build should be a function"),
+        ({"build": keras.Sequential()}, "build should be a function"),
         ({"data": None}, "cross_validated needs rows; got none"),
         ({"data": lambda worker, workers: []}, "cross_validated needs arrays, an RDD or a DataFrame"),
         ({"validation_split": 0.2}, "validation_split should be left out"),
