@@ -1,7 +1,8 @@
-"""An HTTP server for the endpoint: cheroot in a thread, with custom file objects and connections.
+"""An HTTP server for the endpoint, and the class of its apps.
 
-cheroot reads and writes sockets through ``_pyio``, the pure-Python version of ``io``, which copies a large
-body many times. It also lets a silent client keep a thread.
+The server is cheroot in a thread, with custom file objects and connections. cheroot reads and writes sockets
+through ``_pyio``, the pure-Python version of ``io``, which copies a large body many times. It also lets a
+silent client keep a thread.
 """
 
 from __future__ import annotations

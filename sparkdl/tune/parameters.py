@@ -23,7 +23,7 @@ LOG = "log"  # the third entry of a range whose values are drawn on a logarithmi
 
 
 class Parameters:
-    """The parameters of a trial: asked for a parameter by name, it returns the value that Optuna chose.
+    """The parameters of a trial; its methods return the values that Optuna chose.
 
     It has the methods of ``optuna.Trial`` (``suggest_float``, ``suggest_int``, ``suggest_categorical``) and
     those of ``keras_tuner.HyperParameters`` (``Int``, ``Float``, ``Choice``, ``Boolean``, ``Fixed``), so that

@@ -321,7 +321,7 @@ class ShardedExchange(Exchange):
         if ticket.kind is not self.shard.kind:
             return self._take_center(ticket.kind, self.driver.finish(ticket))
         mean: Vector = self._pool.borrow(4 * self.spans[-1].stop).view(np.float32)
-        # Shards wait for parts that were lost. So all are asked in turn, and lost parts are sent again first.
+        # Shards wait for parts that were lost. So lost parts are sent again before the shards are polled.
         received, pending = 0, {worker: self._parts[worker] for worker in self._order}
         while pending:
             for worker, part in pending.items():
