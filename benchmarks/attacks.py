@@ -2,9 +2,9 @@
 
 The fits alternate in one driver: an undisturbed one, and one for each attack. An attack begins with the fit
 or with its second epoch, and lasts until the fit ends. It comes from a process at nice 19 on the cores of the
-driver and the workers. The driver may have 1,024 open files. The final weights of all fits must be identical,
-bit for bit, and what the driver's process and its JVM write to file descriptor 2 is counted in lines. A fit
-to which no attacker could connect ends the benchmark.
+driver and the workers, which is started before the fit. The driver may have 1,024 open files. The final
+weights of all fits must be identical, bit for bit, and what the driver's process and its JVM write to file
+descriptor 2 is counted in lines. A fit to which no attacker could connect ends the benchmark.
 
     python benchmarks/attacks.py --results benchmarks/RESULTS.md
 """
@@ -56,7 +56,8 @@ def attack(kind: str, encrypted: bool, port: int, counter: str | None) -> None:
         kind: the kind of attack, a value of ATTACKS.
         encrypted: whether half of the connections use TLS.
         port: the port.
-        counter: the file that gets the number of connections; None: it is not needed.
+        counter: the file that gets the number of connections. The attack then begins when a line arrives on
+            standard input. None: it begins at once.
     """
     os.nice(19)
     count, file = 0, None if counter is None else os.open(counter, os.O_WRONLY)
@@ -93,6 +94,9 @@ def attack(kind: str, encrypted: bool, port: int, counter: str | None) -> None:
     most = min(HELD.get(kind, 1), most - 100)
     pause = {"flood": 0.0}.get(kind, 0.01 if most == 1 else 0.001)
     held = []
+    if file is not None:
+        print("ready", flush=True)
+        sys.stdin.readline()
     while True:
         with suppress(OSError):
             held.append(connect())
@@ -129,25 +133,26 @@ def _ended(sock: socket.socket) -> bool:
 class Attack:
     """An attack from a separate process."""
 
-    def __init__(self, kind: str, encrypted: bool, port: int = PORT) -> None:
-        self.command = [sys.executable, __file__, "--attack", kind, "--port", str(port)]
-        self.command += ["--encrypted"] * encrypted
-        self.process = self.counter = None
+    def __init__(self, kind: str, encrypted: bool) -> None:
+        self._counter = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by ``end``
+        command = [sys.executable, __file__, "--attack", kind, "--port", str(PORT)]
+        command += [*["--encrypted"] * encrypted, "--counter", self._counter.name]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._process.stdout.readline()  # it is ready
 
     def begin(self) -> None:
-        """Start the attackers."""
-        self.counter = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by ``end``
-        command = [*self.command, "--counter", self.counter.name]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        """Begin to attack."""
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
 
     def end(self) -> int:
         """Stop the attackers; return the number of their connections."""
-        if self.process is None:
-            return 0
-        self.process.kill()
-        self.process.wait()
-        with self.counter:
-            return int(Path(self.counter.name).read_bytes() or 0)
+        self._process.kill()
+        self._process.communicate()
+        with self._counter:
+            return int(Path(self._counter.name).read_bytes() or 0)
 
 
 class Lines:
@@ -166,8 +171,8 @@ class Lines:
         return lines.count(b"\n")
 
 
-def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes]:
-    """Train; return the seconds and the bytes of the final weights."""
+def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes, int]:
+    """Train; return the seconds, the bytes of the final weights, and the number of strange connections."""
     import keras
     import numpy as np
 
@@ -204,7 +209,7 @@ def fit(kind: str | None, moment: str, encrypted: bool) -> tuple[float, bytes]:
     if history.training["restarts"]:
         raise SystemExit("A worker was lost.")
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
-    return seconds, weights
+    return seconds, weights, connections
 
 
 def main() -> None:
@@ -230,11 +235,13 @@ def main() -> None:
     for encrypted in (False, True):
         rows += rows_of(encrypted, options.rounds, lines)
         print(f"# {'TLS' if encrypted else 'plain'}: done", flush=True)
-    header = ["", "attack", "seconds per fit", "ratio to no attack", "most lines", "weights", "bar"]
+    header = ["", "attack", "connections", "seconds per fit", "ratio to no attack", "most lines"]
+    header += ["weights", "bar"]
     words = (
         f"Two workers, {ROWS:,} rows of 784 numbers, {EPOCHS} epochs, synchronous/batch, batches of 64; "
-        f"{options.rounds} rounds. The attackers run at nice 19 on the same cores. Lines are those on file "
-        f"descriptor 2 of the driver and its JVM. {harness.machine({'sparkdl': sys.executable})}"
+        f"{options.rounds} rounds. The attackers run at nice 19 on the same cores; the median of their "
+        "connections per fit is given. Lines are those on file descriptor 2 of the driver and its JVM. "
+        f"{harness.machine({'sparkdl': sys.executable})}"
     )
     harness.report("Fits under attack", f"{words}\n\n{table(header, rows)}", options.results)
 
@@ -244,11 +251,13 @@ def rows_of(encrypted: bool, rounds: int, lines: Lines) -> list[list[str]]:
     undisturbed = None, ""
     cases = [undisturbed, *itertools.product(ATTACKS.values(), ("from the start", "in the middle"))]
     found, logged, weights = {case: {} for case in cases}, dict.fromkeys(cases, 0), dict.fromkeys(cases, True)
-    _, expected = fit(None, "", encrypted)  # warms up
+    strangers = {case: [] for case in cases}
+    _, expected, _ = fit(None, "", encrypted)  # warms up
     lines.count()
     for round_ in range(rounds):
         for case in cases[round_ % len(cases) :] + cases[: round_ % len(cases)]:
-            found[case][round_], given = fit(*case, encrypted)
+            found[case][round_], given, connections = fit(*case, encrypted)
+            strangers[case].append(connections)
             logged[case] = max(logged[case], lines.count())
             weights[case] = weights[case] and given == expected
     names, rows = {kind: name for name, kind in ATTACKS.items()}, []
@@ -257,7 +266,8 @@ def rows_of(encrypted: bool, rounds: int, lines: Lines) -> list[list[str]]:
         met = ratio <= SLOWER and logged[case] <= LINES and weights[case]
         bar = "" if case == undisturbed else verdict(f"≤ {SLOWER:.2f}, ≤ {LINES} lines, the same", met)
         title = "none" if case == undisturbed else f"{names[case[0]]}, {case[1]}"
-        found_ = [spread(found[case].values(), ".2f"), f"{ratio:.2f}", str(logged[case])]
+        found_ = [f"{statistics.median(strangers[case]):,.0f}", spread(found[case].values(), ".2f")]
+        found_ += [f"{ratio:.2f}", str(logged[case])]
         same = "the same" if weights[case] else "DIFFERENT"
         rows.append(["TLS" if encrypted else "plain", title, *found_, same, bar])
     return rows

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from wsgiref.types import WSGIApplication
 
@@ -253,14 +254,34 @@ class _Gateway(cheroot.wsgi.Gateway_10):
 
 
 class _Connection(cheroot.server.HTTPConnection):
-    """A cheroot connection without the pure-Python file objects, which copy a large body many times."""
+    """A cheroot connection without the pure-Python file objects, which copy a large body many times.
+
+    Its files are created for its first request: most of the connections without a token never send one.
+    """
 
     RequestHandlerClass = _Request
 
-    def __init__(self, server: Any, sock: socket.socket, makefile: object = None) -> None:
-        if server.tls is not None:
-            sock = tls.Socket(sock, server.tls, server=True)
-        super().__init__(server, sock, _stream)
+    def __init__(self, server: Any, sock: socket.socket) -> None:
+        # cheroot would create the files, and caches of what it finds out about local peers.
+        self.server, self.requests_seen = server, 0
+        self.socket = sock if server.tls is None else tls.Socket(sock, server.tls, server=True)
+
+    @cached_property
+    def rfile(self) -> _Reader:
+        """The file that reads from the socket."""
+        return _Reader(_Raw(self.socket), self.rbufsize)
+
+    @cached_property
+    def wfile(self) -> _Writer:
+        """The file that writes to the socket."""
+        return _Writer(self.socket)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if "rfile" in vars(self):
+            super().close()
+        else:
+            self.socket.close()
 
     def communicate(self) -> bool:
         """Answer requests in the same thread while they follow each other closely."""
@@ -275,10 +296,6 @@ def _can_read(sock: socket.socket, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         return bool(selector.select(seconds))
-
-
-def _stream(sock: socket.socket, mode: str, size: int) -> _Reader | _Writer:
-    return _Reader(_Raw(sock), size) if "r" in mode else _Writer(sock)
 
 
 class _Threads(cheroot.workers.threadpool.ThreadPool):

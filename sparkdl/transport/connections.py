@@ -8,7 +8,8 @@ refuse them, at a limited rate: parsing a head of many short lines takes some mi
 
 A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If there are
 too many, or the process cannot open more files, the oldest pending connections are closed, those of the host
-that has the most of them.
+that has the most of them. Until then new connections are accepted one by one, and afterwards in batches,
+which wake the loop less often.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import errno
 import logging
 import socket
 import time
-from collections import Counter
 from contextlib import suppress
+from selectors import EVENT_READ
 from typing import Any
 
 from cheroot.connections import ConnectionManager
@@ -28,6 +29,9 @@ HEAD_BYTES = 16 << 10  # maximum length of a head
 LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
 HEAD_SECONDS = 10.0  # time limit for a head
 MOST = 128  # limit on pending connections, higher for many workers; the oldest is closed for a new one
+BATCH = 256  # maximum number of connections accepted at once
+BATCH_SECONDS = 0.02  # pause after a batch for which others were closed
+BACKLOG = 4096  # limit on connections that wait to be accepted, above which the system drops new ones
 REFUSALS = 10.0  # maximum number of requests without a token per second that threads refuse
 SAID_SECONDS = 60.0  # time between the first two warnings about closed connections; then it doubles each time
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
@@ -43,7 +47,11 @@ class PendingConnections(ConnectionManager):
 
     def __init__(self, server: Any) -> None:
         super().__init__(server)
+        server.socket.setblocking(False)
+        server.socket.listen(BACKLOG)
         self._until: dict[Connection, float] = {}  # closing times of pending ones, oldest first
+        self._hosts: dict[str, dict[Connection, None]] = {}  # pending ones of each host, oldest first
+        self._accepting, self._accept_again = True, 0.0  # whether, and when not, the time to begin again
         self._begun: set[Connection] = set()  # those with a partial head
         self._strange: dict[Connection, None] = {}  # those with a head without the token, oldest first
         self._silent_until, self._silence = 0.0, SAID_SECONDS
@@ -54,14 +62,16 @@ class PendingConnections(ConnectionManager):
         self._begun.discard(connection)
         head = _sent(connection.socket)
         if head is None:
-            self._until.pop(connection, None)
+            self._forget(connection)
             connection.close()
             return False
         complete = b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES
         if complete and (self.server.admits(head) or self._may_refuse()):
-            self._until.pop(connection, None)
+            self._forget(connection)
             return True
-        self._until.setdefault(connection, time.monotonic() + HEAD_SECONDS)
+        if connection not in self._until:
+            self._until[connection] = time.monotonic() + HEAD_SECONDS
+            self._hosts.setdefault(connection.remote_addr, {})[connection] = None
         if complete:
             self._strange[connection] = None
         elif head:
@@ -96,14 +106,17 @@ class PendingConnections(ConnectionManager):
         """Process connections as cheroot 10 and 11 do, but by a monotonic clock."""
         due = 0.0
         while not self._stop_requested:
-            for number, connection in self._ready(expiration_interval):
+            for number, connection in self._ready(expiration_interval if self._accepting else BATCH_SECONDS):
                 if connection is self.server:
-                    connection = self._from_server_socket(self.server.socket)
+                    self._accept_batch()
                 else:
                     self._selector.unregister(number)
-                if connection is not None:
                     self.server.process_conn(connection)
-            if (now := time.monotonic()) >= due:
+            now = time.monotonic()
+            if not self._accepting and now >= self._accept_again:
+                self._accepting = True
+                self._selector.register(self.server.socket.fileno(), EVENT_READ, self.server)
+            if now >= due:
                 self._expire(now - self.server.timeout)
                 due = now + expiration_interval
 
@@ -115,18 +128,25 @@ class PendingConnections(ConnectionManager):
             self._remove_invalid_sockets()  # type: ignore[attr-defined]
             return []
 
-    def _from_server_socket(self, server_socket: socket.socket) -> Connection:
-        """Accept a connection; return None if there is none, or no resources for it."""
-        try:
-            return super()._from_server_socket(server_socket)  # type: ignore[misc]
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # the listening socket was shut down
-                return None
-            if error.errno not in FULL:
-                raise
-            self._drop_oldest(1 + len(self._until) // 2, error.strerror)
-            time.sleep(0.01)  # if there was no connection to drop, other resources have to become free
-            return None
+    def _accept_batch(self) -> None:
+        """Accept the connections that wait."""
+        for _ in range(BATCH):
+            try:
+                sock, address = self.server.socket.accept()
+            except OSError as error:
+                if error.errno in FULL and self._drop_oldest(1 + len(self._until) // 2, error.strerror):
+                    continue
+                break  # none waits, its client has gone, the server stops, or files have to become free
+            sock.settimeout(None)  # some systems let it inherit the listening socket's setting
+            connection = self.server.ConnectionClass(self.server, sock)
+            connection.remote_addr, connection.remote_port = address[:2]
+            self.server.process_conn(connection)
+
+    def _pause(self) -> None:
+        """Accept no connections for a moment; those that wait are then accepted together."""
+        if self._accepting:
+            self._selector.unregister(self.server.socket.fileno())
+        self._accepting, self._accept_again = False, time.monotonic() + BATCH_SECONDS
 
     def _expire(self, threshold: float) -> None:
         """Check all pending connections, every 0.1 s; close those that exceed their time.
@@ -138,16 +158,18 @@ class PendingConnections(ConnectionManager):
             self.server.process_conn(connection)
         while self._strange and self._may_refuse():
             connection = next(iter(self._strange))
-            del self._strange[connection], self._until[connection]
+            self._forget(connection)
+            del self._strange[connection]
             self.server.requests.put(connection)  # for a thread
         now = time.monotonic()
         for connection, end in tuple(self._until.items()):
             if end < now:
                 self._drop(connection)
 
-    def _drop_oldest(self, count: int, reason: str | None) -> None:
+    def _drop_oldest(self, count: int, reason: str | None) -> int:
+        """Close the oldest connections, and pause; return their number, which is at most ``count``."""
         if count <= 0:
-            return
+            return 0
         now = time.monotonic()
         if now >= self._silent_until:
             self._silent_until, self._silence = now + self._silence, 2 * self._silence
@@ -155,14 +177,23 @@ class PendingConnections(ConnectionManager):
                 "The endpoint cannot keep more connections. Closing connections without a request (%s).",
                 reason,
             )
-        hosts = Counter(connection.remote_addr for connection in self._until)
-        for _ in range(min(count, len(self._until))):
-            host, _ = hosts.most_common(1)[0]
-            hosts[host] -= 1
-            self._drop(next(each for each in self._until if each.remote_addr == host))
+        count = min(count, len(self._until))
+        for _ in range(count):
+            host = max(self._hosts, key=lambda each: len(self._hosts[each]))
+            self._drop(next(iter(self._hosts[host])))
+        self._pause()
+        return count
+
+    def _forget(self, connection: Connection) -> None:
+        """Count a connection as pending no longer, if it was."""
+        if self._until.pop(connection, None) is not None:
+            of_host = self._hosts[connection.remote_addr]
+            del of_host[connection]
+            if not of_host:
+                del self._hosts[connection.remote_addr]
 
     def _drop(self, connection: Connection) -> None:
-        del self._until[connection]
+        self._forget(connection)
         if connection in self._begun:
             self._begun.remove(connection)
         elif connection in self._strange:

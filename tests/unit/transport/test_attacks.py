@@ -268,6 +268,7 @@ def test_warnings_about_closed_connections_become_rare(caplog, monkeypatch):
     monkeypatch.setattr(connections.time, "monotonic", lambda: now[0])
     pending = object.__new__(connections.PendingConnections)
     pending._until, pending._silent_until, pending._silence = {}, 0.0, connections.SAID_SECONDS
+    pending._accepting = False
     for _ in range(24 * 60 * 6):  # a day
         pending._drop_oldest(1, "test")
         now[0] += 10.0
@@ -317,7 +318,8 @@ def test_a_head_that_does_not_come_closes_its_connection(port, monkeypatch, sent
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with connect(port) as sock:
         sock.sendall(sent)
-        assert b"" == sock.recv(1)
+        with suppress(ConnectionResetError):  # the other way in which a connection may end
+            assert b"" == sock.recv(1)
 
 
 def test_a_head_may_come_in_parts(port):
