@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +44,7 @@ ATTACKS = {
 }
 # Connections at a time.
 HELD = {"heads": 64, "silent": 1000, "halves": 64, "slow": 64, "flood": 8000, "crowd": 3000}
+SHORT = 32  # the same, of kinds whose connections are short
 HOST = "127.0.0.1"
 FILES = 1024  # that the driver may open
 ROWS, EPOCHS, PORT = 20_000, 4, 29_471
@@ -73,40 +75,58 @@ def attack(kind: str, encrypted: bool, port: int, counter: str | None) -> None:
         count += 1
         if file is not None:
             os.pwrite(file, b"%d" % count, 0)
-        return context.wrap_socket(sock) if encrypted and dice.random() < 0.5 else sock
+        if not encrypted or dice.random() < 0.5:
+            return sock
+        sock = context.wrap_socket(sock, do_handshake_on_connect=False)
+        sock.setblocking(False)  # an attacker does not wait for the handshake
+        return sock
 
-    def head():
-        return (HEAD + b"x" * LIMIT)[: LIMIT + dice.choice([-1, 0, 1])]
-
-    def bytes_of():
-        return {
-            "heads": head,
-            "silent": lambda: b"",
-            "halves": lambda: HEAD[: dice.randrange(len(HEAD))],
-            "slow": lambda: HEAD,
-            "flood": lambda: HEAD[: dice.randrange(2)],
-            "tokens": lambda: HEAD + b"no\r\nContent-Length: 9999999\r\n\r\n",
-            "lines": lambda: (WHOLE + b"a1:b\r\n" * 2500)[: LIMIT - 8] + b"\r\n\r\n",
-            "crowd": lambda: WHOLE + b"\r\n",
-            "noise": lambda: dice.randbytes(dice.randrange(1, 5000)),
-        }[kind]()
-
-    most = min(HELD.get(kind, 1), most - 100)
-    pause = {"flood": 0.0}.get(kind, 0.01 if most == 1 else 0.001)
-    held = []
+    most = min(HELD.get(kind, SHORT), most - 100)
+    pause = {"flood": 0.0}.get(kind, 0.001 if kind in HELD else 0.01)
+    held, unsent = [], deque()
     if file is not None:
         print("ready", flush=True)
         sys.stdin.readline()
     while True:
         with suppress(OSError):
             held.append(connect())
-            held[-1].sendall(bytes_of())
+            unsent.append((held[-1], _bytes_of(kind, dice)))
+        _send_two(unsent)
         while len(held) > most:
             held.pop(0).close()
-        if len(held) == most and most > 1:
+        if len(held) == most and kind in HELD:
             time.sleep(0.5)
             held = _open_ones(held, b"x" if kind == "slow" else b"")
         time.sleep(pause)
+
+
+def _bytes_of(kind: str, dice: random.Random) -> bytes:
+    """Return the bytes that a connection of this kind sends."""
+    return {
+        "heads": lambda: (HEAD + b"x" * LIMIT)[: LIMIT + dice.choice([-1, 0, 1])],
+        "silent": lambda: b"",
+        "halves": lambda: HEAD[: dice.randrange(len(HEAD))],
+        "slow": lambda: HEAD,
+        "flood": lambda: HEAD[: dice.randrange(2)],
+        "tokens": lambda: HEAD + b"no\r\nContent-Length: 9999999\r\n\r\n",
+        "lines": lambda: (WHOLE + b"a1:b\r\n" * 2500)[: LIMIT - 8] + b"\r\n\r\n",
+        "crowd": lambda: WHOLE + b"\r\n",
+        "noise": lambda: dice.randbytes(dice.randrange(1, 5000)),
+    }[kind]()
+
+
+def _send_two(unsent: deque[tuple[socket.socket, bytes]]) -> None:
+    """Send the bytes of two connections. Those whose handshake is not complete are tried again later."""
+    for _ in range(min(2, len(unsent))):
+        sock, sent = unsent.popleft()
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            sock.sendall(sent)
+        except ssl.SSLWantReadError:
+            unsent.append((sock, sent))
+        except OSError:
+            pass
 
 
 def _open_ones(held: list[socket.socket], more: bytes) -> list[socket.socket]:

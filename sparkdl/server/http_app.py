@@ -69,7 +69,7 @@ from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.http_server import App, has_token, json_body
 from sparkdl.server.monitoring.metrics import exposition
 from sparkdl.server.monitoring.page import PAGE, Page
-from sparkdl.transport import messages
+from sparkdl.transport import messages, tls
 from sparkdl.transport.arrivals import Arrival, ArrivalError, read, read_whole
 from sparkdl.transport.messages import ACTIVITIES, Buffers, Flag, Interval, Reply, Running, Sections, Update
 
@@ -209,6 +209,7 @@ def _new_app(
     app = App()
     expected = [f"Bearer {each}".encode() for each in (token, metrics_token) if each]
     app.secrets.append(partial(has_token, expected))
+    app.greeting = tls.greeting_of(token)
 
     @app.before_request
     def check_token() -> None:

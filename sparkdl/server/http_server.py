@@ -58,12 +58,14 @@ class App(flask.Flask):
 
     Attributes:
         secrets: functions that return True if a head has the secret of the run, or of one of its pages.
+        greeting: the greeting of the workers if they use TLS.
     """
 
     def __init__(self) -> None:
         super().__init__("sparkdl", static_folder=None)
         self.url_map.merge_slashes = False  # otherwise Flask answers with a redirect page
         self.secrets: list[Callable[[bytes], bool]] = []
+        self.greeting = ""
 
     def log_exception(self, exc_info: Any) -> None:
         """Log an exception of a request at debug level, because any client may cause many of them."""
@@ -264,7 +266,9 @@ class _Connection(cheroot.server.HTTPConnection):
     def __init__(self, server: Any, sock: socket.socket) -> None:
         # cheroot would create the files, and caches of what it finds out about local peers.
         self.server, self.requests_seen = server, 0
-        self.socket = sock if server.tls is None else tls.Socket(sock, server.tls, server=True)
+        self.socket = sock
+        if server.tls is not None:
+            self.socket = tls.Socket(sock, server.tls, server=True, greeting=server.greeting)
 
     @cached_property
     def rfile(self) -> _Reader:
@@ -281,6 +285,8 @@ class _Connection(cheroot.server.HTTPConnection):
         if "rfile" in vars(self):
             super().close()
         else:
+            with suppress(OSError):  # the client has gone
+                self.socket.shutdown(socket.SHUT_RDWR)
             self.socket.close()
 
     def communicate(self) -> bool:
@@ -336,6 +342,7 @@ class _Server(cheroot.wsgi.Server):
 
     ConnectionClass = _Connection
     tls: ssl.SSLContext | None = None
+    greeting = ""
     max_request_header_size = HEAD_BYTES
     keep_alive_conn_limit: Any = None  # cheroot's limit is ten; every worker keeps a connection open
     unbound: OSError | None = None  # error of a failed bind
@@ -429,6 +436,7 @@ def serve(
     server = _listen(app, bind_address, port, num_workers, num_viewers=num_viewers)
     server.tls = context
     server.admits = app.admits if isinstance(app, App) else lambda head: True
+    server.greeting = app.greeting if isinstance(app, App) else ""
     thread = threading.Thread(target=server.serve, name="sparkdl-endpoint", daemon=True)
     try:
         try:

@@ -188,7 +188,7 @@ def reach(
         raise RuntimeError(f"{expected['mark']} {what}")
 
     for tries_left, timeout in zip(range(len(timeouts) - 1, -1, -1), timeouts, strict=True):
-        connection = connection_to(address, port, certificate, timeout)
+        connection = connection_to(address, port, certificate, timeout, token)
         try:
             connection.request("GET", "/v1/ping", headers={"Authorization": f"Bearer {token}"})
             status = connection.getresponse().status

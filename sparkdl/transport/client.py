@@ -67,7 +67,9 @@ class Connection:
         self.endpoint, self.retries, self.outage, self.unsent = endpoint, retries, outage, unsent
         self.retried = 0
         self._problem: Exception | None = None
-        self._http = tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT)
+        self._http = tls.connection_to(
+            endpoint.host, endpoint.port, endpoint.certificate, TIMEOUT, endpoint.token
+        )
         self._token = {"Authorization": f"Bearer {endpoint.token}"}
         self._pool = BufferPool()
         self._answer: http.client.HTTPResponse | None = None

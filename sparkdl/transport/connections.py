@@ -4,7 +4,8 @@ cheroot hands a connection to a thread at its first byte, and the thread waits f
 head. A client with as many half-sent heads as there are threads would lock out all workers ("slow loris").
 Here a thread gets a connection once its head is complete and has the token. Until then the connection is
 checked every 0.1 s. Heads that are complete or too long and have no valid token go to the threads, which
-refuse them, at a limited rate: parsing a head of many short lines takes some milliseconds.
+refuse them, at a limited rate: parsing a head of many short lines takes some milliseconds. The same limit
+applies to TLS handshakes of clients without the workers' greeting.
 
 A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If there are
 too many, or the process cannot open more files, the oldest pending connections are closed, those of the host
@@ -24,6 +25,8 @@ from typing import Any
 
 from cheroot.connections import ConnectionManager
 
+from sparkdl.transport import tls
+
 logger = logging.getLogger(__name__)
 HEAD_BYTES = 16 << 10  # maximum length of a head
 LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of a head only afterwards
@@ -32,7 +35,7 @@ MOST = 128  # limit on pending connections, higher for many workers; the oldest 
 BATCH = 256  # maximum number of connections accepted at once
 BATCH_SECONDS = 0.02  # pause after a batch for which others were closed
 BACKLOG = 4096  # limit on connections that wait to be accepted, above which the system drops new ones
-REFUSALS = 10.0  # maximum number of requests without a token per second that threads refuse
+REFUSALS = 10.0  # maximum number per second of requests without a token, and handshakes without a greeting
 SAID_SECONDS = 60.0  # time between the first two warnings about closed connections; then it doubles each time
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # no resources for another connection
 
@@ -53,26 +56,31 @@ class PendingConnections(ConnectionManager):
         self._hosts: dict[str, dict[Connection, None]] = {}  # pending ones of each host, oldest first
         self._accepting, self._accept_again = True, 0.0  # whether, and when not, the time to begin again
         self._begun: set[Connection] = set()  # those with a partial head
-        self._strange: dict[Connection, None] = {}  # those with a head without the token, oldest first
+        self._strange: dict[Connection, None] = {}  # those without the token or greeting, oldest first
         self._silent_until, self._silence = 0.0, SAID_SECONDS
         self._refused = 0.0  # the time until which the requests refused so far suffice
 
     def has_head(self, connection: Connection) -> bool:
         """Return True if a thread can process a connection; otherwise keep it here, or close it."""
         self._begun.discard(connection)
-        head = _sent(connection.socket)
+        strange = False
+        try:
+            head = _sent(connection.socket)
+        except tls.NoGreetingError:
+            head, strange = b"", True
         if head is None:
             self._forget(connection)
             connection.close()
             return False
-        complete = b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES
-        if complete and (self.server.admits(head) or self._may_refuse()):
-            self._forget(connection)
-            return True
+        if b"\r\n\r\n" in head or len(head) >= HEAD_BYTES + LINE_BYTES:
+            if self.server.admits(head) or self._may_refuse():
+                self._forget(connection)
+                return True
+            strange = True
         if connection not in self._until:
             self._until[connection] = time.monotonic() + HEAD_SECONDS
             self._hosts.setdefault(connection.remote_addr, {})[connection] = None
-        if complete:
+        if strange:
             self._strange[connection] = None
         elif head:
             self._begun.add(connection)
@@ -158,9 +166,12 @@ class PendingConnections(ConnectionManager):
             self.server.process_conn(connection)
         while self._strange and self._may_refuse():
             connection = next(iter(self._strange))
-            self._forget(connection)
             del self._strange[connection]
-            self.server.requests.put(connection)  # for a thread
+            if isinstance(connection.socket, tls.Socket) and connection.socket.forgive():
+                self.server.process_conn(connection)
+            else:
+                self._forget(connection)
+                self.server.requests.put(connection)  # for a thread
         now = time.monotonic()
         for connection, end in tuple(self._until.items()):
             if end < now:

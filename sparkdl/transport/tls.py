@@ -1,6 +1,8 @@
 """TLS 1.3 between workers and the endpoint, with a certificate made for one run.
 
-Workers receive the certificate with the endpoint's address, and trust no other. The connection combines
+Workers receive the certificate with the endpoint's address, and trust no other. A handshake takes the
+endpoint's processor for some tenths of a millisecond. Workers therefore send a greeting in the clear with
+their first message, as the name of the server; it is a hash of the run's token. The connection combines
 OpenSSL over memory buffers with plain socket calls, because ``ssl.SSLSocket`` rejects the flags that the
 endpoint needs: MSG_PEEK with MSG_DONTWAIT to look at data without waiting, and MSG_WAITALL to read a whole
 body at once.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import hashlib
 import http.client
 import importlib.util
 import os
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 RECORD = 17 << 10  # bytes; more than the largest TLS record
 BLOCK = 1 << 18  # maximum bytes encrypted at once
+HEADER = 5  # bytes before the content of a TLS record: its type, its version and its length
+HANDSHAKE = 22  # type of the record with a client's first message
 SOME = 1 << 16  # maximum bytes to read if it is unknown how many will come
 EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
 ENCRYPTED = (  # Spark's settings that encrypt the traffic between its processes
@@ -119,8 +124,17 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
     return context
 
 
+def greeting_of(token: str) -> str:
+    """Return the greeting of a run's workers: a hash, from which nobody can derive the token."""
+    return hashlib.sha256(b"greeting " + token.encode()).hexdigest()[:32]
+
+
 class TlsError(ConnectionResetError):
     """The peer cannot be authenticated, or its data is not valid TLS."""
+
+
+class NoGreetingError(Exception):
+    """A client's first message does not have the expected greeting."""
 
 
 class Socket(socket.socket):
@@ -130,23 +144,52 @@ class Socket(socket.socket):
         sock: the connection, which this object takes over.
         context: an endpoint's or a worker's context.
         server: whether this is the endpoint's side, which does the handshake at its first read.
+        greeting: the greeting that a worker sends, and that an endpoint expects; empty: none.
 
     Raises:
+        NoGreetingError: from ``recv`` on the endpoint's side, if the first message has another greeting.
+            After ``forgive`` it may have any.
         TlsError: from every method that receives or sends, if the peer does not speak TLS or has a different
             key.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, server: bool, greeting: str = ""
+    ) -> None:
         timeout = sock.gettimeout()
         super().__init__(fileno=sock.detach())
         self.settimeout(timeout)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        name = None if server else greeting or None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server, server_hostname=name)
+        self._expected, self._first = greeting.encode() if server else b"", b""
         self._peeked = bytearray()
         self._greeted = False
 
+    def forgive(self) -> bool:
+        """Expect no greeting any longer; return True if one was expected and had not arrived."""
+        expected, self._expected = self._expected, b""
+        return bool(expected)
+
+    def _check_greeting(self, flags: int) -> None:
+        """Receive the client's first message up to its greeting."""
+        while self._expected:
+            if self._expected in self._first:
+                self.forgive()
+                return
+            size = HEADER + int.from_bytes(self._first[3:HEADER], "big")
+            if self._first[:1] not in (b"", bytes([HANDSHAKE])):  # it is not TLS: the handshake will fail
+                self.forgive()
+            elif len(self._first) >= max(size, HEADER + 1):
+                raise NoGreetingError("TLS: the client is not a worker of this run")
+            elif self._receive(0, flags):
+                pass
+            else:
+                raise self._broken("the connection ended")
+
     def greet(self, flags: int = 0) -> None:
         """Do the handshake: agree on keys; a worker also checks that the peer has the certificate's key."""
+        self._check_greeting(flags)
         while not self._greeted:
             try:
                 self._tls.do_handshake()
@@ -251,6 +294,8 @@ class Socket(socket.socket):
             self._incoming.write_eof()
             return False
         self._incoming.write(data)
+        if self._expected:
+            self._first += data
         return True
 
     def _flush(self, flags: int) -> None:
@@ -278,21 +323,24 @@ class HTTPConnection(http.client.HTTPConnection):
         port: the endpoint's port.
         certificate: the endpoint's certificate (DER).
         timeout: maximum seconds without a byte.
+        greeting: the greeting of the run's workers.
     """
 
-    def __init__(self, host: str, port: int, certificate: bytes, timeout: float) -> None:
+    def __init__(self, host: str, port: int, certificate: bytes, timeout: float, greeting: str) -> None:
         super().__init__(host, port, timeout=timeout)
-        self._context = client_context(certificate)
+        self._context, self._greeting = client_context(certificate), greeting
 
     def connect(self) -> None:
         """Connect, and check that the peer is the run's endpoint."""
         super().connect()
-        self.sock = sock = Socket(self.sock, self._context, server=False)
+        self.sock = sock = Socket(self.sock, self._context, server=False, greeting=self._greeting)
         sock.greet()
 
 
-def connection_to(host: str, port: int, certificate: bytes, timeout: float) -> http.client.HTTPConnection:
+def connection_to(
+    host: str, port: int, certificate: bytes, timeout: float, token: str
+) -> http.client.HTTPConnection:
     """Return an unopened connection to an endpoint; without a certificate it does not use TLS."""
     if certificate:
-        return HTTPConnection(host, port, certificate, timeout)
+        return HTTPConnection(host, port, certificate, timeout, greeting_of(token))
     return http.client.HTTPConnection(host, port, timeout=timeout)

@@ -70,7 +70,7 @@ class Socket:
         self.port = served.port
 
     def request(self, method, path, body=b"", headers=TOKEN):
-        connection = tls.connection_to("127.0.0.1", self.port, self.certificate, 20)
+        connection = tls.connection_to("127.0.0.1", self.port, self.certificate, 20, "secret")
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # a refused body is not read
                 connection.request(method, path, body, headers)
@@ -934,7 +934,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tls_too, monkeypat
     serving = threading.Thread(target=run)
     serving.start()
     ready.wait()
-    client = tls.connection_to("127.0.0.1", ports[0], certificate, 20)
+    client = tls.connection_to("127.0.0.1", ports[0], certificate, 20, "secret")
     with closing(client):
         client.request("GET", "/", headers=TOKEN)
         sending.wait()

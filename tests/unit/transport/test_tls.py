@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def pair(context, certificate):
 
 def ping(port, certificate):
     """Return the status of a ping."""
-    with closing(tls.connection_to("127.0.0.1", port, certificate, 20)) as connection:
+    with closing(tls.connection_to("127.0.0.1", port, certificate, 20, "secret")) as connection:
         connection.request("GET", "/v1/ping", headers=TOKEN)
         return connection.getresponse().status
 
@@ -118,6 +118,50 @@ def test_the_librarys_own_client_is_understood(port, identity):
     ):
         wrapped.sendall(b"GET /v1/ping HTTP/1.1\r\nHost: h\r\n\r\n")
         assert b"HTTP/1.1 401" == wrapped.recv(12)
+
+
+def test_a_greeting_may_come_in_parts(port, identity):
+    """A worker whose first message arrives byte by byte is answered."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    name = tls.greeting_of("secret")
+    worker = tls.client_context(identity[1]).wrap_bio(incoming, outgoing, server_hostname=name)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with pytest.raises(ssl.SSLWantReadError):
+            worker.do_handshake()
+        for byte in outgoing.read():
+            sock.sendall(bytes([byte]))
+        incoming.write(sock.recv(1 << 16))
+        worker.do_handshake()
+
+
+def test_handshakes_without_the_greeting_are_few(port, identity, monkeypatch):
+    """Clients without the workers' greeting get few handshakes per second; workers do not wait for them."""
+    monkeypatch.setattr(connections, "REFUSALS", 2.0)
+    context = tls.client_context(identity[1])
+    with ExitStack() as stack:
+        begin, strange = time.monotonic(), []
+        for name in [None, "localhost", tls.greeting_of("another")] * 20:
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            outgoing = ssl.MemoryBIO()
+            hello = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name)
+            with pytest.raises(ssl.SSLWantReadError):
+                hello.do_handshake()
+            sock.sendall(outgoing.read())
+            sock.setblocking(False)
+            strange.append(sock)
+        time.sleep(0.5)
+        assert 204 == ping(port, identity[1])
+        answered = sum(map(has_data, strange))
+
+        assert 0 < answered <= 2.0 * (1 + time.monotonic() - begin) + 1
+
+
+def has_data(sock):
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
 
 
 def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch):
@@ -287,7 +331,8 @@ def test_tls_is_what_was_asked_for_or_what_spark_does(asked, settings, expected)
 def test_a_driver_on_another_day_is_trusted(day):
     """A worker accepts the certificate of an endpoint whose clock is a day ahead or behind."""
     with served(encrypted=True, before=["faketime", "-f", day]) as endpoint:
-        with closing(tls.connection_to(endpoint.host, endpoint.port, endpoint.certificate, 20)) as worker:
+        to = endpoint.host, endpoint.port, endpoint.certificate, 20, endpoint.token
+        with closing(tls.connection_to(*to)) as worker:
             worker.request("GET", "/v1/ping", headers=TOKEN)
             with worker.getresponse() as answer:
                 there = parsedate_to_datetime(answer.headers["Date"]).timestamp()
