@@ -75,6 +75,7 @@ class Script:
             if self.pid == 0:
                 os.execve(command[0], command, environment)
             fcntl.ioctl(self._output, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
+            _keep_output(self._output)
         else:
             self._output, end = os.pipe()
             self._process = subprocess.Popen(
@@ -124,6 +125,13 @@ class Script:
             self._process.wait()
         self._reader.join(10)
         os.close(self._output)
+
+
+def _keep_output(terminal):
+    """Let a terminal keep the unread output when Ctrl-C is pressed; by default it is lost."""
+    settings = termios.tcgetattr(terminal)
+    settings[3] |= termios.NOFLSH
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
 
 
 def environment_of(folder):
