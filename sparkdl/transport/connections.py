@@ -55,6 +55,7 @@ class PendingConnections(ConnectionManager):
         self._until: dict[Connection, float] = {}  # closing times of pending ones, oldest first
         self._hosts: dict[str, dict[Connection, None]] = {}  # pending ones of each host, oldest first
         self._accepting, self._accept_again = True, 0.0  # whether, and when not, the time to begin again
+        self._dropped: set[Connection] = set()  # closed since the loop was last woken
         self._begun: set[Connection] = set()  # those with a partial head
         self._strange: dict[Connection, None] = {}  # those without the token or greeting, oldest first
         self._silent_until, self._silence = 0.0, SAID_SECONDS
@@ -114,12 +115,16 @@ class PendingConnections(ConnectionManager):
         """Process connections as cheroot 10 and 11 do, but by a monotonic clock."""
         due = 0.0
         while not self._stop_requested:
+            accepts = False
             for number, connection in self._ready(expiration_interval if self._accepting else BATCH_SECONDS):
                 if connection is self.server:
-                    self._accept_batch()
-                else:
+                    accepts = True
+                elif connection not in self._dropped:  # an earlier one of these may have replaced it
                     self._selector.unregister(number)
                     self.server.process_conn(connection)
+            if accepts and self._accepting:
+                self._accept_batch()
+            self._dropped.clear()
             now = time.monotonic()
             if not self._accepting and now >= self._accept_again:
                 self._accepting = True
@@ -205,6 +210,7 @@ class PendingConnections(ConnectionManager):
 
     def _drop(self, connection: Connection) -> None:
         self._forget(connection)
+        self._dropped.add(connection)
         if connection in self._begun:
             self._begun.remove(connection)
         elif connection in self._strange:

@@ -178,13 +178,11 @@ class Socket(socket.socket):
                 self.forgive()
                 return
             size = HEADER + int.from_bytes(self._first[3:HEADER], "big")
-            if self._first[:1] not in (b"", bytes([HANDSHAKE])):  # it is not TLS: the handshake will fail
-                self.forgive()
-            elif len(self._first) >= max(size, HEADER + 1):
+            if self._first[:1] not in (b"", bytes([HANDSHAKE])):
+                raise self._broken("the client does not begin with a handshake")
+            if len(self._first) >= max(size, HEADER + 1):
                 raise NoGreetingError("TLS: the client is not a worker of this run")
-            elif self._receive(0, flags):
-                pass
-            else:
+            if not self._receive(0, flags):
                 raise self._broken("the connection ended")
 
     def greet(self, flags: int = 0) -> None:

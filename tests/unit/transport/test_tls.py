@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -155,6 +155,19 @@ def test_handshakes_without_the_greeting_are_few(port, identity, monkeypatch):
         answered = sum(map(has_data, strange))
 
         assert 0 < answered <= 2.0 * (1 + time.monotonic() - begin) + 1
+
+
+@pytest.mark.parametrize("first", [b"\x15\x03\x03\x00\x02\x01\x5a", b"\x14\x03\x03\x00\x01\x01", b"GET / "])
+def test_nothing_may_come_before_the_greeting(port, identity, first):
+    """A connection that begins with a record of another type, or with no TLS, is closed."""
+    outgoing = ssl.MemoryBIO()
+    hello = tls.client_context(identity[1]).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with pytest.raises(ssl.SSLWantReadError):
+        hello.do_handshake()
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall(first + outgoing.read())
+        with suppress(ConnectionResetError):  # the other way in which a connection may end
+            assert b"" == sock.recv(1)
 
 
 def has_data(sock):
