@@ -283,16 +283,18 @@ class _Connection(cheroot.server.HTTPConnection):
     def close(self) -> None:
         """Close the connection."""
         if "rfile" in vars(self):
-            super().close()
-        else:
-            with suppress(OSError):  # the client has gone
-                self.socket.shutdown(socket.SHUT_RDWR)
-            self.socket.close()
+            self.rfile.close()
+        with suppress(OSError):  # the client has gone
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
 
     def communicate(self) -> bool:
         """Answer requests in the same thread while they follow each other closely."""
+        if sys.platform != "linux":  # see _Raw
+            self.socket.settimeout(IDLE_SECONDS)
         while super().communicate():  # type: ignore[no-untyped-call]
             if not _can_read(self.socket, LINGER_SECONDS):
+                self.socket.settimeout(None)
                 return True
         return False
 

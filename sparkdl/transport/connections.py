@@ -9,8 +9,8 @@ applies to TLS handshakes of clients without the workers' greeting.
 
 A connection is counted as pending as soon as it is accepted. Times are from a monotonic clock. If there are
 too many, or the process cannot open more files, the oldest pending connections are closed, those of the host
-that has the most of them. Until then new connections are accepted one by one, and afterwards in batches,
-which wake the loop less often.
+that has the most of them, and last those of workers whose greeting has arrived. Until then new connections
+are accepted one by one, and afterwards in batches, which wake the loop less often.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINE_BYTES = 256  # bytes that cheroot reads at a time; it checks the length of 
 HEAD_SECONDS = 10.0  # time limit for a head
 MOST = 128  # limit on pending connections, higher for many workers; the oldest is closed for a new one
 BATCH = 256  # maximum number of connections accepted at once
-BATCH_SECONDS = 0.02  # pause after a batch for which others were closed
+BATCH_SECONDS = 0.005  # pause after a batch for which others were closed
 BACKLOG = 4096  # limit on connections that wait to be accepted, above which the system drops new ones
 REFUSALS = 10.0  # maximum number per second of requests without a token, and handshakes without a greeting
 SAID_SECONDS = 60.0  # time between the first two warnings about closed connections; then it doubles each time
@@ -53,7 +53,8 @@ class PendingConnections(ConnectionManager):
         server.socket.setblocking(False)
         server.socket.listen(BACKLOG)
         self._until: dict[Connection, float] = {}  # closing times of pending ones, oldest first
-        self._hosts: dict[str, dict[Connection, None]] = {}  # pending ones of each host, oldest first
+        # Those of each host that come before workers' when connections are closed, oldest first.
+        self._hosts: dict[str, dict[Connection, None]] = {}
         self._accepting, self._accept_again = True, 0.0  # whether, and when not, the time to begin again
         self._dropped: set[Connection] = set()  # closed since the loop was last woken
         self._begun: set[Connection] = set()  # those with a partial head
@@ -68,6 +69,9 @@ class PendingConnections(ConnectionManager):
         try:
             head = _sent(connection.socket)
         except tls.NoGreetingError:
+            if self._may_refuse():
+                connection.socket.forgive()
+                return self.has_head(connection)
             head, strange = b"", True
         if head is None:
             self._forget(connection)
@@ -81,6 +85,8 @@ class PendingConnections(ConnectionManager):
         if connection not in self._until:
             self._until[connection] = time.monotonic() + HEAD_SECONDS
             self._hosts.setdefault(connection.remote_addr, {})[connection] = None
+        if isinstance(connection.socket, tls.Socket) and connection.socket.known:
+            self._prefer(connection)
         if strange:
             self._strange[connection] = None
         elif head:
@@ -101,8 +107,8 @@ class PendingConnections(ConnectionManager):
 
     def put(self, connection: Connection) -> None:
         """Keep a connection until more data arrives."""
-        super().put(connection)
         connection.last_used = time.monotonic()  # cheroot uses the wall clock, which may be changed
+        self._selector.register(connection.socket.fileno(), EVENT_READ, connection)
 
     def stop(self) -> None:
         """End the loop that processes connections: on Linux at once, elsewhere at its next check."""
@@ -127,8 +133,8 @@ class PendingConnections(ConnectionManager):
             self._dropped.clear()
             now = time.monotonic()
             if not self._accepting and now >= self._accept_again:
-                self._accepting = True
                 self._selector.register(self.server.socket.fileno(), EVENT_READ, self.server)
+                self._accepting = True
             if now >= due:
                 self._expire(now - self.server.timeout)
                 due = now + expiration_interval
@@ -150,7 +156,7 @@ class PendingConnections(ConnectionManager):
                 if error.errno in FULL and self._drop_oldest(1 + len(self._until) // 2, error.strerror):
                     continue
                 break  # none waits, its client has gone, the server stops, or files have to become free
-            sock.settimeout(None)  # some systems let it inherit the listening socket's setting
+            sock.settimeout(None)  # with a time-out, Python waits for data even if MSG_DONTWAIT is given
             connection = self.server.ConnectionClass(self.server, sock)
             connection.remote_addr, connection.remote_port = address[:2]
             self.server.process_conn(connection)
@@ -170,7 +176,8 @@ class PendingConnections(ConnectionManager):
         for connection in tuple(self._begun):
             self.server.process_conn(connection)
         while self._strange and self._may_refuse():
-            connection = next(iter(self._strange))
+            # That of the host with the fewest, so that a crowd of one host delays no other.
+            connection = min(self._strange, key=lambda each: len(self._hosts.get(each.remote_addr, ())))
             del self._strange[connection]
             if isinstance(connection.socket, tls.Socket) and connection.socket.forgive():
                 self.server.process_conn(connection)
@@ -195,18 +202,21 @@ class PendingConnections(ConnectionManager):
             )
         count = min(count, len(self._until))
         for _ in range(count):
-            host = max(self._hosts, key=lambda each: len(self._hosts[each]))
-            self._drop(next(iter(self._hosts[host])))
+            self._drop(next(iter(max(self._hosts.values(), key=lambda each: len(each), default=self._until))))
         self._pause()
         return count
 
     def _forget(self, connection: Connection) -> None:
         """Count a connection as pending no longer, if it was."""
         if self._until.pop(connection, None) is not None:
-            of_host = self._hosts[connection.remote_addr]
-            del of_host[connection]
-            if not of_host:
-                del self._hosts[connection.remote_addr]
+            self._prefer(connection)
+
+    def _prefer(self, connection: Connection) -> None:
+        """Keep a connection when others are closed."""
+        of_host = self._hosts.get(connection.remote_addr, {})
+        of_host.pop(connection, None)
+        if not of_host:
+            self._hosts.pop(connection.remote_addr, None)
 
     def _drop(self, connection: Connection) -> None:
         self._forget(connection)

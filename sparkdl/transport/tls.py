@@ -33,6 +33,7 @@ RECORD = 17 << 10  # bytes; more than the largest TLS record
 BLOCK = 1 << 18  # maximum bytes encrypted at once
 HEADER = 5  # bytes before the content of a TLS record: its type, its version and its length
 HANDSHAKE = 22  # type of the record with a client's first message
+EARLY = 1 << 18  # maximum bytes that a client may send before its request
 SOME = 1 << 16  # maximum bytes to read if it is unknown how many will come
 EVER = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # clocks may differ
 ENCRYPTED = (  # Spark's settings that encrypt the traffic between its processes
@@ -146,6 +147,9 @@ class Socket(socket.socket):
         server: whether this is the endpoint's side, which does the handshake at its first read.
         greeting: the greeting that a worker sends, and that an endpoint expects; empty: none.
 
+    Attributes:
+        known: whether the expected greeting has arrived.
+
     Raises:
         NoGreetingError: from ``recv`` on the endpoint's side, if the first message has another greeting.
             After ``forgive`` it may have any.
@@ -163,6 +167,8 @@ class Socket(socket.socket):
         name = None if server else greeting or None
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server, server_hostname=name)
         self._expected, self._first = greeting.encode() if server else b"", b""
+        self.known = False
+        self._early = 0  # bytes since the last request
         self._peeked = bytearray()
         self._greeted = False
 
@@ -175,7 +181,7 @@ class Socket(socket.socket):
         """Receive the client's first message up to its greeting."""
         while self._expected:
             if self._expected in self._first:
-                self.forgive()
+                self.known = self.forgive()
                 return
             size = HEADER + int.from_bytes(self._first[3:HEADER], "big")
             if self._first[:1] not in (b"", bytes([HANDSHAKE])):
@@ -222,6 +228,7 @@ class Socket(socket.socket):
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
         """Read into a buffer, and with MSG_WAITALL fill it; return the number of bytes."""
+        self._early = 0
         view = memoryview(buffer).cast("B")
         view = view[: nbytes or len(view)]
         count = min(len(view), len(self._peeked))
@@ -259,17 +266,23 @@ class Socket(socket.socket):
             left = left[self.sendmsg([left]) :]
 
     def _read(self, view: memoryview, flags: int) -> int:
-        """Decrypt received data into a buffer, and with MSG_WAITALL fill it; return the number of bytes."""
+        """Decrypt received data into a buffer, and with MSG_WAITALL fill it; return the number of bytes.
+
+        With MSG_DONTWAIT, receive only once: TLS has messages without data, and a client may send many.
+        """
         self.greet(flags)
-        count = 0
+        count = received = 0
         while count < len(view):
             try:
                 read = int(self._tls.read(len(view) - count, view[count:]))
             except ssl.SSLWantReadError:
                 if count and not flags & socket.MSG_WAITALL:
                     break
+                if received and flags & socket.MSG_DONTWAIT:
+                    raise BlockingIOError from None
                 if not self._receive(len(view) - count, flags):
                     break
+                received += 1
                 continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 break
@@ -292,6 +305,10 @@ class Socket(socket.socket):
             self._incoming.write_eof()
             return False
         self._incoming.write(data)
+        if flags & socket.MSG_DONTWAIT:
+            self._early += len(data)
+            if self._early > EARLY:
+                raise self._broken("too much data without a request")
         if self._expected:
             self._first += data
         return True

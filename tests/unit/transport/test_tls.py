@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -168,6 +169,25 @@ def test_nothing_may_come_before_the_greeting(port, identity, first):
         sock.sendall(first + outgoing.read())
         with suppress(ConnectionResetError):  # the other way in which a connection may end
             assert b"" == sock.recv(1)
+
+
+def test_messages_without_data_hold_up_nobody_and_are_limited(identity):
+    """A look for data receives once, however many TLS messages without data arrive; too many end it."""
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+
+    def look(times):
+        for _ in range(times):
+            with suppress(BlockingIOError):
+                endpoint.recv(10, flags)
+
+    with pair(*identity) as (worker, endpoint):
+        endpoint._tls = mock.Mock(read=mock.Mock(side_effect=ssl.SSLWantReadError))  # as if they had none
+        socket.socket.sendall(worker, bytes(2 * tls.SOME))
+        look(1)
+        assert 2 == endpoint._tls.read.call_count
+        socket.socket.sendall(worker, bytes(tls.EARLY - tls.SOME))
+        with pytest.raises(tls.TlsError, match="too much data without a request"):
+            look(100)
 
 
 def has_data(sock):
