@@ -27,7 +27,8 @@ MOST_TRACED = 1000  # maximum number of batches of each worker in a trace
 ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 CompressionName = Literal["bf16", "fp16", "int8"]
 PlacementName = Literal["driver", "worker", "executors"]
-Frequency = Literal["batch", "epoch"] | int
+AUTO = "auto"
+Frequency = Literal["batch", "epoch", "auto"] | int
 Verbose = Literal["auto", 0, 1, 2]
 
 
@@ -57,16 +58,18 @@ class Scaling(StrEnum):
 def parse_window(frequency: object) -> int | None:
     """Return the number of batches per exchange for a ``frequency``; None is one exchange per epoch.
 
+    For "auto" it is the number at the start.
+
     Raises:
-        ConfigError: ``frequency`` is neither "batch", "epoch" nor a whole number of at least 1.
+        ConfigError: ``frequency`` is neither "batch", "epoch", "auto" nor a whole number of at least 1.
     """
     if frequency == "epoch":
         return None
-    if frequency == "batch":
+    if frequency in ("batch", AUTO):
         return 1
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
         raise ConfigError(
-            'frequency should be "batch", "epoch" or a whole number of batches (at least 1); got '
+            'frequency should be "batch", "epoch", "auto" or a whole number of batches (at least 1); got '
             f"{frequency!r}."
         )
     return frequency
@@ -126,7 +129,8 @@ class TrainConfig:
 
     Attributes:
         mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
-        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
+        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all); "auto"
+            begins with "batch" and continues with 16.
         num_workers: number of workers; None is one per task slot, or fewer if a batch has fewer rows.
         merge: the rule by which updates change the center, or its name; None is the default for the
             mode and frequency.
@@ -162,6 +166,12 @@ class TrainConfig:
                 "staleness needs a mode without rounds, since workers in a round wait for each other; "
                 f'got staleness={self.stragglers.staleness!r} with mode="synchronous". Set '
                 'mode="asynchronous" or mode="hogwild", or leave staleness out.'
+            )
+        if self.frequency == AUTO and self.mode is not Mode.SYNCHRONOUS:
+            raise ConfigError(
+                'frequency="auto" needs mode="synchronous", since it begins with the mean of all gradients; '
+                f'got mode="{self.mode.value}". Set mode="synchronous", or frequency to "batch", '
+                '"epoch" or a number of batches.'
             )
         self._check_hybrid()
         self._check_shards()

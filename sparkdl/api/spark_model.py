@@ -11,8 +11,9 @@ import keras
 from pyspark import RDD
 from pyspark.sql import DataFrame
 
-from sparkdl.api import saving, tracking
+from sparkdl.api import joint_start, saving, tracking
 from sparkdl.config import (
+    AUTO,
     CheckpointConfig,
     CompressionName,
     Frequency,
@@ -94,7 +95,9 @@ class SparkModel:
         model: a compiled keras.Model, which is trained in place; or a function without arguments that
             returns one, for models that Keras cannot serialize.
         mode: how the workers' updates are merged: "synchronous", "asynchronous" or "hogwild".
-        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all).
+        frequency: the batches between exchanges of a worker: "batch" (1), a number, or "epoch" (all). "auto",
+            in synchronous mode, begins with "batch" and continues with 16 and ``merge="diloco"``; see
+            docs/how-to/which-mode.md.
         num_workers: number of workers; None is one per task slot, or fewer if a batch has fewer rows.
         merge: the rule by which updates change the center: a rule of ``sparkdl.rules``, or its name:
             "average", "sum", "adag", "dynsgd", "aeasgd", "eamsgd", "bmuf", "fedopt", "diloco" or "adasum".
@@ -349,9 +352,12 @@ class SparkModel:
     def _train(self, request: Request) -> FitRun:
         """Carry out a request, and return its run."""
         with request.flags.applied():
-            run = FitRun(request)
+            run = joint_start.first_run(request)
         try:
             run.execute()
+            if (epoch := run.next_epoch) is not None:
+                run = joint_start.second_run(request, run, epoch)
+                run.execute()
             self._flags = request.flags
         finally:
             self.training_histories.append(getattr(self.history, "history", {}))
@@ -602,6 +608,8 @@ def _rule_of(config: TrainConfig) -> Rule:
     Raises:
         ConfigError: the rule does not exist, or cannot be combined with the other settings.
     """
+    if config.frequency == AUTO:
+        config = joint_start.parts_of(config).windows
     merge = config.merge
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
     if rule.elastic and config.hybrid:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import keras
 
 from sparkdl.callbacks import LearningRateFactor
+from sparkdl.config import Placement
 from sparkdl.driver.display.progress import Results
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import event_files, keras_internals, keras_variables, optimizers
@@ -214,3 +216,21 @@ class BatchHooks:
             self.unsaved = 0
         self.saved = done
         self._call(self.savers, done - 1, done - 1, results)
+
+
+def require_savers_on_driver(savers: Sequence[Any], placement: Placement) -> None:
+    """Require an endpoint on the driver if callbacks save weights after batches.
+
+    Args:
+        savers: these callbacks.
+        placement: the place of the endpoint.
+
+    Raises:
+        ConfigError: the endpoint is not in this process.
+    """
+    if savers and placement is Placement.WORKER:
+        raise ConfigError(
+            f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights within an "
+            'epoch, which needs placement="driver" or "executors"; got placement="worker". Set '
+            'save_freq="epoch".'
+        )

@@ -111,6 +111,7 @@ class FolderPolicy(CheckpointPolicy):
         driver: the driver's model.
         rule: the merge rule.
         training: counts and timings of the run, which each checkpoint holds.
+        resume: whether to resume from the newest checkpoint.
     """
 
     def __init__(
@@ -121,10 +122,11 @@ class FolderPolicy(CheckpointPolicy):
         driver: DriverModel,
         rule: Rule,
         training: dict[str, Any],
+        resume: bool = True,
     ) -> None:
         super().__init__(request)
         self.checkpoints, self.driver, self.rule, self.training = checkpoints, driver, rule, training
-        training["checkpoints_failed"] = 0
+        checkpoints.failed = training.setdefault("checkpoints_failed", 0)
         self.settings = _settings_of(request, driver, rule, training["batch_size"])
         config, fit = request.config, request.fit
         others = {
@@ -134,7 +136,7 @@ class FolderPolicy(CheckpointPolicy):
             **flattened(config.stragglers),
         }
         self.description = describe(request.model, request.schema, others)
-        self.resumed = checkpoints.newest(self.settings, self.description)
+        self.resumed = checkpoints.newest(self.settings, self.description) if resume else None
         self.resumption = checkpoints.resumption
         if self.resumed:
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
@@ -246,6 +248,7 @@ class FolderPolicy(CheckpointPolicy):
     def close(self) -> None:
         """Wait until all checkpoints are written."""
         self.checkpoints.close()
+        self.training["checkpoints_failed"] = self.checkpoints.failed
 
     def _save(self, store: Store, snapshot: Snapshot, logs: Results | None) -> None:
         model, history = self.request.model, self.request.history
@@ -268,7 +271,7 @@ class FolderPolicy(CheckpointPolicy):
 
 
 def checkpoint_policy(
-    request: Request, driver: DriverModel, rule: Rule, training: dict[str, Any]
+    request: Request, driver: DriverModel, rule: Rule, training: dict[str, Any], *, continues: bool = False
 ) -> CheckpointPolicy:
     """Return the policy that a request asks for, with the checkpoint to resume from.
 
@@ -277,6 +280,7 @@ def checkpoint_policy(
         driver: the driver's model.
         rule: the merge rule.
         training: counts and timings of the run.
+        continues: whether the run continues an earlier run of the same fit, and not a checkpoint.
 
     Raises:
         ConfigError: checkpoints are requested with placement="worker", the folder cannot be used, it has
@@ -291,9 +295,24 @@ def checkpoint_policy(
             'placement="worker". Leave one of them out.'
         )
     checkpoints = Checkpoints(
-        fit.checkpoint, spark_internals.active_context(), fresh=not fit.resume, lease=request.lease
+        fit.checkpoint,
+        spark_internals.active_context(),
+        fresh=not fit.resume and not continues,
+        lease=request.lease,
     )
-    return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training)
+    return FolderPolicy(
+        request, checkpoints, driver=driver, rule=rule, training=training, resume=not continues
+    )
+
+
+def frequency_of_newest(request: Request) -> object:
+    """Return the frequency of the run that wrote the newest checkpoint in the folder; None: there is none."""
+    fit = request.fit
+    if fit.checkpoint is None or not fit.resume:
+        return None
+    checkpoints = Checkpoints(fit.checkpoint, spark_internals.active_context(), fresh=False)
+    settings = checkpoints.newest_settings()
+    return None if settings is None else settings.get("frequency")
 
 
 def _with_state_like(state: Any, snapshot: Snapshot) -> Snapshot:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from mmap import ACCESS_READ, mmap
@@ -41,6 +42,7 @@ MAGIC = b"SDLCKPT1"
 DIGEST_BYTES = 32
 PIECE = 1 << 22  # bytes that are written at once
 RESERVE_SECONDS = 0.5  # the time kept for the rest of an interrupted call's cleanup
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # errors of damaged files
 DIGESTS = {"model_variables": "the model's variables", "optimizer_variables": "the optimizer's variables"}
 NAME = re.compile(r"checkpoint-(\d{8})(?:_(-?\d+(?:\.\d+)?(?:e[-+]\d+)?))?\.sparkdl")
 UNFINISHED = re.compile(r"\.checkpoint-.*|checkpoint-.*\.begun")
@@ -263,8 +265,6 @@ class Checkpoints:
     def _path(self, name: str) -> str:
         return f"{self.config.uri.rstrip('/')}/{name}"
 
-    # Resuming.
-
     def newest(self, settings: dict[str, object], description: Description) -> Saved | None:
         """Return the newest checkpoint that can be used; None if the folder has no checkpoints.
 
@@ -282,7 +282,7 @@ class Checkpoints:
                 saved = _read(self._path(name), self.context)
                 problem = saved.why_not(settings, description)
                 changes = saved.description.changes(description)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            except UNREADABLE as error:
                 problem = f"it is damaged or not a checkpoint ({error})"
             if problem is None:
                 self.resumption = f"Resuming at {saved.snapshot}, from {name}."
@@ -299,7 +299,12 @@ class Checkpoints:
             )
         return None
 
-    # Keeping.
+    def newest_settings(self) -> dict[str, Any] | None:
+        """Return the settings of the newest checkpoint that can be read; None if there is none."""
+        for number in sorted(self._names, reverse=True):
+            with suppress(*UNREADABLE):
+                return _read(self._path(self._names[number]), self.context).settings
+        return None
 
     def asks(self) -> bool:
         """Return True once when it is time to request a snapshot."""

@@ -18,6 +18,7 @@ from sparkdl.callbacks import LearningRateScaling, WorkerScalars
 from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
+from sparkdl.driver.batch_hooks import require_savers_on_driver
 from sparkdl.driver.checkpoint_policy import checkpoint_policy
 from sparkdl.driver.display.choice import choose_display
 from sparkdl.driver.display.observation import ObservedDisplay
@@ -28,10 +29,9 @@ from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
 from sparkdl.driver.start_report import Start
 from sparkdl.driver.training_job import TrainingJob
-from sparkdl.driver.training_record import TrainingRecord
+from sparkdl.driver.training_record import TrainingRecord, record_of
 from sparkdl.driver.worker_group import POLL_SECONDS, WorkerGroup
-from sparkdl.errors import ConfigError
-from sparkdl.modeling import keras_settings, optimizers, serialization
+from sparkdl.modeling import optimizers, serialization
 from sparkdl.process import interrupts
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.process.reasons import reason_of
@@ -39,11 +39,13 @@ from sparkdl.rules import choose
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
 from sparkdl.server.monitoring.record import RunRecord
+from sparkdl.server.run_state import COUNTED
 from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # the time that a run which ends early waits for its last merge
+SUMMED = ("version", "restarts", "late_dropped", "late_merged", "slices", *COUNTED)  # over the runs of a fit
 RESERVE_SECONDS = 1.0  # the time kept for the rest of an interrupted run's cleanup, after that wait
 
 
@@ -52,9 +54,15 @@ class FitRun:
 
     Args:
         request: the request of the fit.
+        before: the run whose fit this run continues, if there is one.
+
+    Attributes:
+        next_epoch: the epoch with which another run should continue the fit; None: the fit is complete.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, before: FitRun | None = None) -> None:
+        self.earlier = before
+        self.next_epoch: int | None = None
         self.request, self.cluster, self.num_workers = request, request.cluster, request.num_workers
         config, fit, num_workers = request.config, request.fit, request.num_workers
         self.joint = config.joint
@@ -68,19 +76,16 @@ class FitRun:
         if config.batch_size_per_worker is not None:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
-        self.training = TrainingRecord(
+        self.training: TrainingRecord = TrainingRecord.of(
+            {} if before is None else before.training,
             workers=num_workers,
             merge=None if self.joint else self.rule.name,
-            learning_rate_scale=1.0,
-            rows=0,
             batch_size=batch_size,
             seed=fit.seed,
-            epoch_rows=[],
-            epoch_seconds=[],
-            losses=[],
-            restarts=0,
         )
-        self.checkpoints = checkpoint_policy(request, self.driver, self.rule, self.training)
+        self.checkpoints = checkpoint_policy(
+            request, self.driver, self.rule, self.training, continues=before is not None
+        )
         self.training["seed"] = self.checkpoints.seed
         self.plan = Plan(
             rows=(),
@@ -93,9 +98,10 @@ class FitRun:
             first_epoch=self.checkpoints.first[0],
             steps_per_epoch=fit.steps_per_epoch,
         )
-        params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": self._known_steps()}
-        self.callbacks = Callbacks(request.callbacks, request.model, request.history, params)
-        self._require_savers_on_driver()
+        params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": request.known_steps(batch_size)}
+        given = request.callbacks, request.model, request.history, params
+        self.callbacks: Callbacks = Callbacks(*given) if before is None else before.callbacks
+        require_savers_on_driver(self.callbacks.batches.savers, config.placement)
         self.factor = self.callbacks.factor(num_workers)
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
             logger.warning(
@@ -107,42 +113,19 @@ class FitRun:
         self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
         self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
-        self.traffic = Traffic()
+        self.traffic: Traffic = Traffic() if before is None else before.traffic
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
 
-    def _known_steps(self) -> int | None:
-        """Return the number of batches of an epoch if it is known before any job runs, else None."""
-        fit, source = self.request.fit, self.request.source
-        count = source.count()
-        if fit.steps_per_epoch is not None or count is None or source.indicator is not None:
-            return fit.steps_per_epoch
-        return num_batches(int(count * (1 - fit.validation_split)), self.plan.batch_size)
-
-    def _require_savers_on_driver(self) -> None:
-        """Require an endpoint on the driver if callbacks save weights after batches.
-
-        Raises:
-            ConfigError: the endpoint is not in this process.
-        """
-        savers = self.callbacks.batches.savers
-        if savers and self.request.config.placement is Placement.WORKER:
-            raise ConfigError(
-                f"{type(savers[0]).__name__}(save_freq={savers[0].save_freq}) saves weights within an "
-                'epoch, which needs placement="driver" or "executors"; got placement="worker". Set '
-                'save_freq="epoch".'
-            )
-
     def execute(self) -> None:
         """Train; leave the model with the weights of the last complete merge, also after an error."""
         request = self.request
-        over = self._begin() >= request.fit.epochs
-        self.record = _record_of(request, self.training, self.driver.layouts.trainable.size)
-        if over:
-            self.record.finish("finished")
-            request.history.training, request.history.run = self.training, self.record.values()
-            self.callbacks.end({})
+        first, last = self._begin(), request.fit.epochs
+        end = last if request.switch is None else min(last, request.switch.epoch)
+        self.record = self._begin_record()
+        if first >= end:
+            self._end_at_once(first)
             return
         changed = self.callbacks.begin_epoch(request.fit.initial_epoch)
         request.flags.require_kept()
@@ -157,7 +140,7 @@ class FitRun:
             logs: Results = {}
             try:
                 group.start()
-                for epoch in range(request.fit.initial_epoch, request.fit.epochs):
+                for epoch in range(request.fit.initial_epoch, end):
                     result = self._epoch(epoch, store, group, display)
                     logs = self._end_epoch(epoch, result, store, display)
                     group.failures = 0
@@ -175,6 +158,10 @@ class FitRun:
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
             self.record.settle(store, self.traffic)
+            if end < last and not request.model.stop_training:
+                self._record(store)
+                self._switch(end)
+                return
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
         self.carried = store.carried()
@@ -183,8 +170,33 @@ class FitRun:
         self.callbacks.end(logs)
         self.checkpoints.keep_last(store, logs, before)
 
+    def _begin_record(self) -> RunRecord:
+        """Return the record of the run; that of an earlier run is continued."""
+        if self.earlier is None:
+            return record_of(self.request, self.training, self.driver.layouts.trainable.size)
+        self.earlier.record.resume(self.rule.name)
+        return self.earlier.record
+
+    def _switch(self, epoch: int) -> None:
+        """End a run that another one continues with this epoch."""
+        counts = {name: self.training[name] for name in SUMMED if name in self.training}
+        self.training["joint_start"] = {"epochs": epoch, **counts}
+        self.next_epoch = epoch
+
+    def _end_at_once(self, first: int) -> None:
+        """End a run that has no epoch to train; ``first`` is the epoch at which the fit continues."""
+        history = self.request.history
+        if first < self.request.fit.epochs:
+            self._switch(first)
+        else:
+            self.record.finish("finished")
+            self.callbacks.end({})
+        history.training, history.run = self.training, self.record.values()
+
     def _begin(self) -> int:
         """Begin training for callbacks; return the first epoch, which a checkpoint or a callback may set."""
+        if self.earlier is not None:
+            return self.request.fit.initial_epoch
         restored = self.callbacks.begin()
         if self.checkpoints.resumed:
             restored = self.checkpoints.restore_model()
@@ -434,15 +446,18 @@ class FitRun:
 
     def _record(self, store: Store) -> None:
         """Record the counts of the run in its History."""
-        counts = self.traffic.summary() | store.summary()
+        counts = self.traffic.summary() | store.summary() | {"restarts": store.restarts}
         dropped = counts.pop("dropped", None)
-        self.training.update(counts, restarts=store.restarts)
+        for name, count in self.training.get("joint_start", {}).items():
+            if name in counts:
+                counts[name] += count
+        self.training.update(counts)
         if isinstance(dropped, dict) and dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Late updates were not merged (%s).", workers)
         history = self.request.history
         history.training, history.run = self.training, self.record.values()
-        history.intervals = list(store.intervals)
+        history.intervals = [*(history.intervals if self.earlier else ()), *store.intervals]
 
 
 def _epoch_rows(store: Store) -> int:
@@ -456,29 +471,4 @@ def _rows_done(store: Store, epoch: int) -> int:
         member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
         for worker, member in tuple(store.members.items())
         if member.epoch >= epoch
-    )
-
-
-def _record_of(request: Request, training: TrainingRecord, parameters: int) -> RunRecord:
-    """Return the record of a fit that begins.
-
-    Args:
-        request: the request of the fit.
-        training: counts and settings of the run, as in ``History.training``.
-        parameters: number of trainable weights.
-    """
-    config = request.config
-    return RunRecord(
-        {
-            "model": request.model.name,
-            "mode": config.mode.value,
-            "frequency": str(config.frequency),
-            "merge": training["merge"],
-            "workers": request.num_workers,
-            "batch_size": training["batch_size"],
-            "first_epoch": request.fit.initial_epoch,
-            "epochs": request.fit.epochs,
-            "parameters": parameters,
-            "backend": keras_settings.backend(),
-        }
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.data.bad_values import Classes
+from sparkdl.data.batch_plan import num_batches
 from sparkdl.data.schema import Schema
 from sparkdl.driver.epochs import Metrics
 from sparkdl.driver.first_row import FirstRow
@@ -17,6 +18,18 @@ from sparkdl.modeling.keras_types import Callback, History, Model
 from sparkdl.server.state import CarriedState
 from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
+
+
+class Switch(NamedTuple):
+    """The point in a fit at which another run continues it.
+
+    Attributes:
+        epoch: the first epoch of that run.
+        config: the settings of that run.
+    """
+
+    epoch: int
+    config: TrainConfig
 
 
 @dataclass(kw_only=True)
@@ -49,6 +62,8 @@ class Request:
         fixed_batch_size: the number of rows that every batch must have; None: any number.
         check: a function that raises an error if a restored copy of the model gives different results.
         lease: the lease of the checkpoint folder, if there is one.
+        switch: the point at which another run continues the fit; None: this run trains to the end.
+        continues: whether the run continues a fit that began with other settings.
     """
 
     model: Model
@@ -75,3 +90,12 @@ class Request:
     fixed_batch_size: int | None = None
     check: Callable[[Model], None] | None = None
     lease: Lease | None = None
+    switch: Switch | None = None
+    continues: bool = False
+
+    def known_steps(self, batch_size: int) -> int | None:
+        """Return the number of batches of an epoch if it is known before any job runs, else None."""
+        count = self.source.count()
+        if self.fit.steps_per_epoch is not None or count is None or self.source.indicator is not None:
+            return self.fit.steps_per_epoch
+        return num_batches(int(count * (1 - self.fit.validation_split)), batch_size)

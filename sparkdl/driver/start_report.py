@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sparkdl.config import AUTO
 from sparkdl.data.bad_values import judge, sentences_of
 from sparkdl.data.batch_plan import Plan
 from sparkdl.data.blocks import TRAINING, VALIDATION
@@ -18,7 +19,7 @@ from sparkdl.driver.request import Request
 from sparkdl.driver.training_record import counted
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling import optimizers
-from sparkdl.rules import STUDIED, Choice
+from sparkdl.rules import STUDIED, Choice, choose
 from sparkdl.server.state import Member
 
 logger = logging.getLogger(__name__)
@@ -123,11 +124,14 @@ def require_traced_batches(start: Start) -> None:
     """
     fit = start.request.fit
     each = (start.plan.steps,) if start.plan.joint else [plan.num_batches for plan in start.plans]
-    batches = max(each) * (fit.epochs - fit.initial_epoch)
+    switch = start.request.switch
+    end = fit.epochs if switch is None else min(fit.epochs, switch.epoch)
+    batches = max(each) * (end - fit.initial_epoch)
+    where = "in this fit" if switch is None else "of the joint start"
     if fit.profile is not None and fit.profile[0] > batches:
         raise ConfigError(
             f"profile={fit.profile} begins after the last batch; each worker trains on at most {batches} "
-            "batches in this fit. Choose earlier batches, or train for more epochs."
+            f"batches {where}. Choose earlier batches, or train for more epochs."
         )
 
 
@@ -194,10 +198,29 @@ def scaled_rate(start: Start) -> str | None:
     )
 
 
+def joint_start(start: Start) -> str | None:
+    """Return the division of a fit into a joint start and windows of batches."""
+    switch, epochs = start.request.switch, start.request.fit.epochs
+    if switch is None:
+        return None
+    then = switch.config
+    if switch.epoch >= epochs:
+        return f'frequency="{AUTO}": workers exchange after every batch in {_all(epochs)}.'
+    rule = choose(then.merge, mode=then.mode.value, window=then.window).rule
+    return (
+        f'frequency="{AUTO}": workers exchange after every batch up to epoch {switch.epoch}, and from then '
+        f'on after every {then.window} batches, with merge="{rule.name}".'
+    )
+
+
+def _all(epochs: int) -> str:
+    return "the only epoch" if epochs == 1 else f"all {epochs} epochs"
+
+
 def unstudied(start: Start) -> str | None:
     """Return a warning about more workers than the convergence study covers."""
     plan = start.plan
-    if plan.joint or plan.working <= STUDIED:
+    if plan.joint or start.request.continues or plan.working <= STUDIED:
         return None
     return (
         f"The convergence study of sparkdl covers at most {STUDIED} workers that train separately between "
@@ -207,8 +230,11 @@ def unstudied(start: Start) -> str | None:
 
 
 def known_shortfall(start: Start) -> str | None:
-    """Return a warning about settings that scored below plain Keras in the convergence study."""
-    if start.plan.joint:
+    """Return a warning about settings that scored below plain Keras in the convergence study.
+
+    The study has no joint start.
+    """
+    if start.plan.joint or start.request.continues:
         return None
     config = start.request.config
     below = shortfall(
@@ -243,7 +269,7 @@ def single_classes(start: Start) -> str | None:
     return f"Workers with rows of only one class: {one}. Use {mixes} to mix the rows."
 
 
-SUMMARY = (division, scaled_rate)
+SUMMARY = (division, scaled_rate, joint_start)
 WARNINGS = (unstudied, known_shortfall, idle_workers, empty_partitions, single_classes)
 
 

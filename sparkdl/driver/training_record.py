@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from sparkdl.config import AUTO
+from sparkdl.driver.request import Request
+from sparkdl.modeling import keras_settings
+from sparkdl.server.monitoring.record import RunRecord
+
 COUNTS = {  # shown if they are not 0
     "resumed": "resumed",
     "restarts": "restarts",
@@ -23,6 +28,17 @@ COUNTS = {  # shown if they are not 0
 
 class TrainingRecord(dict[str, Any]):
     """The counts and timings of a run by name: a dict that prints as a summary."""
+
+    @classmethod
+    def of(cls, before: dict[str, Any], **settings: object) -> TrainingRecord:
+        """Return the record of a run that begins.
+
+        Args:
+            before: the record of the run whose fit it continues; empty if there is none.
+            settings: the settings of the run.
+        """
+        first = {"learning_rate_scale": 1.0, "rows": 0, "epoch_rows": [], "epoch_seconds": [], "losses": []}
+        return cls({**first, "restarts": 0, **before, **settings})
 
     def timings(self, epochs: Sequence[int]) -> list[tuple[int, float, float]]:
         """Return the epoch, its seconds and its rows per second, for each epoch whose row count is known.
@@ -62,6 +78,31 @@ class TrainingRecord(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return table_of(self.summary())
+
+
+def record_of(request: Request, training: TrainingRecord, parameters: int) -> RunRecord:
+    """Return the record of a fit that begins.
+
+    Args:
+        request: the request of the fit.
+        training: counts and settings of the run, as in ``History.training``.
+        parameters: number of trainable weights.
+    """
+    config = request.config
+    return RunRecord(
+        {
+            "model": request.model.name,
+            "mode": config.mode.value,
+            "frequency": AUTO if request.switch or request.continues else str(config.frequency),
+            "merge": training["merge"],
+            "workers": request.num_workers,
+            "batch_size": training["batch_size"],
+            "first_epoch": request.fit.initial_epoch,
+            "epochs": request.fit.epochs,
+            "parameters": parameters,
+            "backend": keras_settings.backend(),
+        }
+    )
 
 
 def listed(texts: Sequence[str], most: int = 8) -> str:

@@ -114,6 +114,25 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("placement", ["driver", "worker"])
+def test_a_joint_start_gives_the_same_weights_as_two_fits(problem, table, placement):
+    """frequency="auto" switches wherever the endpoint runs, and its counts are those of both parts."""
+    weights, settings = [], {"num_workers": 2, "placement": placement}
+    fit = {"batch_size": 8, "epochs": 3, "seed": 3, "verbose": 0}
+    model = problem.model()
+    history = SparkModel(model, frequency="auto", **settings).fit(table, **fit)
+    weights.append(model.get_weights())
+    model = problem.model()
+    SparkModel(model, **settings).fit(table, **fit | {"epochs": 1})
+    SparkModel(model, frequency=16, merge="diloco", **settings).fit(table, initial_epoch=1, **fit)
+    weights.append(model.get_weights())
+
+    assert all(np.array_equal(one, other) for one, other in zip(*weights, strict=True))
+    assert 1 == history.training["joint_start"]["epochs"]
+    assert history.training["version"] > history.training["joint_start"]["version"] > 0
+
+
+@pytest.mark.whole
 def test_batch_hooks_stop_an_epoch_whose_endpoint_is_in_worker_0(problem, table):
     """Batch reports reach the client by small jobs, and stop_training reaches the workers."""
     batches = []

@@ -222,6 +222,14 @@ class RunRecord(LiveRecord):
             self._tell_of_late_updates()
             self._publish()
 
+    def resume(self, merge: str) -> None:
+        """Record that another run continues the fit, with new workers and this merge rule."""
+        with self._changed:
+            self.about["merge"] = merge
+            self._settled, self._state = False, "starting"
+            self._positions.clear()
+            self._publish()
+
     def _sample(self, run: Run, sizes: ByteCounts) -> None:
         self._staleness = list(run.staleness)
         counts = run.summary()
