@@ -9,8 +9,8 @@ which determine the order of updates, so a run is repeatable. Each is compared, 
 
 runs the cases missing in the journal (hours); several processes may run at once, each on part of it. The
 parts are the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``),
-and DiLoCo (``--part diloco --optimizers adamw``). Seconds are those of one process that does all workers'
-work.
+DiLoCo (``--part diloco --optimizers adamw``), and the joint start (``--part joint --workers 2 4 8 16``),
+whose first epochs are those of ``model.fit``. Seconds are those of one process that does all workers' work.
 
 ``--shortfalls sparkdl/driver/known_shortfalls.json`` runs nothing, and writes from the journal the settings
 that the driver warns of.
@@ -45,7 +45,7 @@ class Case:
         problem: a name of ``problems.PROBLEMS``.
         optimizer: the workers' optimizer.
         mode: "plain" for ``model.fit``, or a mode of ``SparkModel``.
-        frequency: "batch", a number of batches, or "epoch".
+        frequency: "batch", a number of batches, "epoch", or "auto".
         merge: the rule as an expression over ``sparkdl.rules`` and K; "" is the default.
         workers: the number of workers.
         seed: the seed of initial weights, orders and speeds.
@@ -99,11 +99,37 @@ def run(case: Case, folder: str) -> dict:
             score(model.get_weights())
         moved = 0
     else:
-        moved, failure = gang(case, model, problem.batch_size, x, y, score)
+        joint = joint_epochs_of(case)
+        for _ in range(joint):
+            model.fit(x, y, problem.batch_size, verbose=0)
+            score(model.get_weights())
+        rest = replace(case, epochs=case.epochs - joint)
+        moved, failure = gang(rest, model, problem.batch_size, x, y, score)
         if failure:
             return {"diverged": failure, "scores": scores, "losses": losses}
     seconds = round(time.perf_counter() - began, 1)
-    return {"scores": scores, "losses": losses, "bytes": moved, "seconds": seconds}
+    answer = {"scores": scores, "losses": losses, "bytes": moved, "seconds": seconds}
+    if case.frequency == "auto":  # the bytes are only those of the windows
+        batches = -(-len(x) // problem.batch_size)
+        windows = -(-batches // case.workers // 16)
+        answer |= {"bytes": 0, "rounds": joint * batches + rest.epochs * windows, "of": case.epochs * batches}
+    return answer
+
+
+def joint_epochs_of(case: Case) -> int:
+    """Return the number of epochs of the joint start."""
+    from sparkdl.api.joint_start import joint_epochs
+
+    return joint_epochs(case.epochs, case.workers) if case.frequency == "auto" else 0
+
+
+def settings_of(case: Case) -> tuple[int | None, object]:
+    """Return the window and the rule of a case; after a joint start, those that follow it."""
+    if case.frequency == "auto":
+        from sparkdl.api.joint_start import MERGE, WINDOW
+
+        return WINDOW, rule_of(case) or MERGE
+    return {"batch": 1, "epoch": None}.get(case.frequency, case.frequency), rule_of(case)
 
 
 def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
@@ -143,7 +169,7 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     rng = np.random.default_rng(case.seed)
     order = rng.permutation(len(x))
     draws = [np.random.default_rng([case.seed, worker]) for worker in range(case.workers)]
-    window = {"batch": 1, "epoch": None}.get(case.frequency, case.frequency)
+    window, rule = settings_of(case)
     try:
         train(
             model,
@@ -151,7 +177,7 @@ def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
             y[order],
             mode=case.mode,
             window=window,
-            merge=rule_of(case),
+            merge=rule,
             rows=even_split(len(x), case.workers),
             batch_size=batch_size,
             epochs=case.epochs,
@@ -185,10 +211,12 @@ def told(case: Case) -> str:
 
     if case.mode == "plain":
         return ""
-    window = {"batch": 1, "epoch": None}.get(case.frequency, case.frequency)
-    rule, scale = choose(rule_of(case), mode=case.mode, window=window).bound(case.workers)
+    window, merge = settings_of(case)
+    rule, scale = choose(merge, mode=case.mode, window=window).bound(case.workers)
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items())
-    return f"{rule.name}({settings}) at {scale:.4g}"
+    joint = joint_epochs_of(case)
+    after = f" after {joint} joint epochs" if joint else ""
+    return f"{rule.name}({settings}) at {scale:.4g}{after}"
 
 
 # --- the cases ----------------------------------------------------------------------------------
@@ -230,6 +258,7 @@ PARTS = {
         ("synchronous", 50, "DiLoCo()", ""),
         ("synchronous", 50, "DiLoCo(1.0, 0.5)", ""),
     ],
+    "joint": [("synchronous", "auto", "", "")],
 }
 
 
@@ -237,11 +266,13 @@ TITLES = {
     "defaults": "Convergence: the defaults",
     "pilot": "Convergence: the pilot",
     "diloco": "Convergence: DiLoCo with 50 local steps",
+    "joint": "Convergence: a joint start",
 }
 PAGES = {
     "defaults": "Scores of the defaults",
     "pilot": "Scores in the pilot",
     "diloco": "Scores and costs of DiLoCo",
+    "joint": "Scores of a joint start",
 }
 
 
@@ -307,7 +338,12 @@ def report(cases: list[Case], answers: dict[Case, dict]) -> str:
             gaps = gaps_of(setting, sorted(case.seed for case in seeds), answers)
             scores = [mean_of(answer[kind][-1] for answer in whole) for kind in ("scores", "losses")]
             cost = [middle_of(answer[kind] for answer in whole) for kind in ("bytes", "seconds")]
-            judged = verdict(setting, gaps) or economy(setting, len(seeds), answers)
+            cost[0] = "–" if setting.frequency == "auto" else cost[0]
+            judged = (
+                joint_verdict(setting, gaps, answers[seeds[0]])
+                or verdict(setting, gaps)
+                or economy(setting, len(seeds), answers)
+            )
             rows.append([setting.title, setting.workers, len(seeds), *scores, interval(gaps), judged, *cost])
     header = ["", "K", "seeds", "score", "loss", "points vs. plain Keras", "bar", "bytes moved", "seconds"]
     return table(header, rows)
@@ -365,6 +401,16 @@ def verdict(setting: Case, gaps: list[float]) -> str:
     single = rounds and setting.frequency == "batch"
     met = mean >= -bar and (not single or mean + half >= 0)
     return f"{'noise' if single else bar}: {'met' if met else 'MISSED'}"
+
+
+def joint_verdict(setting: Case, gaps: list[float], answer: dict) -> str:
+    """Return the bars of a joint start, and whether they are met: the score and the number of exchanges."""
+    if setting.frequency != "auto":
+        return ""
+    points, share = {2: (0.3, 8), 4: (0.3, 8), 8: (0.7, 5)}.get(setting.workers, (1.5, 5))
+    fewer = answer["of"] / answer["rounds"]
+    met = statistics.fmean(gaps) >= -points and fewer >= share
+    return f"{points}, exchanges / {share} (/ {fewer:.1f}): {'met' if met else 'MISSED'}"
 
 
 def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
