@@ -126,9 +126,9 @@ def joint_epochs_of(case: Case) -> int:
 def settings_of(case: Case) -> tuple[int | None, object]:
     """Return the window and the rule of a case; after a joint start, those that follow it."""
     if case.frequency == "auto":
-        from sparkdl.api.joint_start import MERGE, WINDOW
+        from sparkdl.config import AUTO_MERGE, AUTO_WINDOW
 
-        return WINDOW, rule_of(case) or MERGE
+        return AUTO_WINDOW, rule_of(case) or AUTO_MERGE
     return {"batch": 1, "epoch": None}.get(case.frequency, case.frequency), rule_of(case)
 
 

@@ -28,6 +28,7 @@ ModeName = Literal["synchronous", "asynchronous", "hogwild"]
 CompressionName = Literal["bf16", "fp16", "int8"]
 PlacementName = Literal["driver", "worker", "executors"]
 AUTO = "auto"
+AUTO_WINDOW, AUTO_MERGE = 16, "diloco"  # of a fit with frequency="auto" after its joint start
 Frequency = Literal["batch", "epoch", "auto"] | int
 Verbose = Literal["auto", 0, 1, 2]
 
@@ -258,6 +259,13 @@ class TrainConfig:
     def joint(self) -> bool:
         """True if all workers take each step together, with the mean gradient."""
         return self.mode is Mode.SYNCHRONOUS and self.window == 1
+
+    @property
+    def last(self) -> TrainConfig:
+        """The settings with which a fit ends; with ``frequency="auto"`` those after its joint start."""
+        if self.frequency != AUTO:
+            return self
+        return replace(self, frequency=AUTO_WINDOW, merge=AUTO_MERGE if self.merge is None else self.merge)
 
     @property
     def codec(self) -> Codec | None:

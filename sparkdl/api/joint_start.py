@@ -9,39 +9,25 @@ DiLoCo: Douillard et al., 2023). Each part is a run of its own; callbacks and Hi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
-from sparkdl.config import AUTO, TrainConfig
+from sparkdl.config import AUTO
 from sparkdl.driver.checkpoint_policy import frequency_of_newest
 from sparkdl.driver.fit import FitRun
 from sparkdl.driver.request import Request, Switch
+from sparkdl.process.reasons import reason_of
 
-WINDOW = 16  # batches
-MERGE = "diloco"
-MANY = 8  # workers that need a longer start
-PART, LARGE_PART = 12, 4  # one of so many epochs is joint; docs/how-to/which-mode.md has the experiments
-
-
-class Parts(NamedTuple):
-    """The settings of the two parts of a fit."""
-
-    joint: TrainConfig
-    windows: TrainConfig
-
-
-def parts_of(config: TrainConfig) -> Parts:
-    """Return the settings of the joint start and of the windows, for settings with ``frequency="auto"``."""
-    merge = MERGE if config.merge is None else config.merge
-    return Parts(
-        replace(config, frequency="batch", merge=None), replace(config, frequency=WINDOW, merge=merge)
-    )
+# One of so many epochs is joint, with MANY_WORKERS or more one of so few; docs/how-to/which-mode.md says why.
+EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 4
+MANY_WORKERS = 8
 
 
 def joint_epochs(epochs: int, num_workers: int) -> int:
     """Return the number of epochs of the joint start: all with one worker, which exchanges nothing."""
     if num_workers == 1:
         return epochs
-    return -(-epochs // LARGE_PART) if num_workers >= MANY else max(1, epochs // PART)
+    if num_workers >= MANY_WORKERS:
+        return -(-epochs // EPOCHS_PER_JOINT_OF_MANY)
+    return max(1, epochs // EPOCHS_PER_JOINT)
 
 
 def first_run(request: Request) -> FitRun:
@@ -49,19 +35,33 @@ def first_run(request: Request) -> FitRun:
     config, fit = request.config, request.fit
     if config.frequency != AUTO:
         return FitRun(request)
-    parts = parts_of(config)
-    if frequency_of_newest(request) == parts.windows.frequency:  # it resumes after its joint start
-        return FitRun(_in_windows(request, parts))
-    switch = Switch(joint_epochs(fit.epochs, request.num_workers), parts.windows)
-    return FitRun(replace(request, config=parts.joint, switch=switch if request.num_workers > 1 else None))
+    if frequency_of_newest(request) == config.last.frequency:  # it resumes after its joint start
+        return FitRun(_in_windows(request))
+    switch = Switch(joint_epochs(fit.epochs, request.num_workers), config.last)
+    joint = replace(config, frequency="batch", merge=None)
+    return FitRun(
+        replace(request, config=joint, switch=switch if request.num_workers > 1 else None, carried=None)
+    )
 
 
-def second_run(request: Request, first: FitRun, epoch: int) -> FitRun:
-    """Return the run that continues a fit after its joint start, with this epoch."""
+def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
+    """Carry out the run that continues a fit after its joint start, with this epoch; return the run.
+
+    The state of an earlier fit's windows goes on only if no epoch was joint.
+    """
     fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed, profile=None)
-    with request.flags.applied():
-        return FitRun(replace(_in_windows(request, parts_of(request.config)), fit=fit), before=first)
+    carried = None if "joint_start" in first.training else request.carried
+    following = replace(_in_windows(request), fit=fit, carried=carried)
+    try:
+        with request.flags.applied():
+            run = FitRun(following, first)
+        run.execute()
+    except BaseException as error:
+        first.record.finish("failed", reason_of(error))  # both runs have the same record
+        request.history.run = first.record.values()
+        raise
+    return run
 
 
-def _in_windows(request: Request, parts: Parts) -> Request:
-    return replace(request, config=parts.windows, continues=True, divides=False)
+def _in_windows(request: Request) -> Request:
+    return replace(request, config=request.config.last, continues=True, divides=False)

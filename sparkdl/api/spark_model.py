@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 
 from sparkdl.api import joint_start, saving, tracking
 from sparkdl.config import (
-    AUTO,
     CheckpointConfig,
     CompressionName,
     Frequency,
@@ -345,7 +344,7 @@ class SparkModel:
             with tracking.logged(request, arguments):
                 run = self._train(request)
             # In a joint run all replicas share the optimizer's state, which is in the model.
-            if not self.config.joint:
+            if not run.joint:
                 self._carried = request.num_workers, keras_variables.fingerprint(self.model), run.carried
             return history
 
@@ -356,8 +355,7 @@ class SparkModel:
         try:
             run.execute()
             if (epoch := run.next_epoch) is not None:
-                run = joint_start.second_run(request, run, epoch)
-                run.execute()
+                run = joint_start.continued(request, run, epoch)
             self._flags = request.flags
         finally:
             self.training_histories.append(getattr(self.history, "history", {}))
@@ -608,8 +606,7 @@ def _rule_of(config: TrainConfig) -> Rule:
     Raises:
         ConfigError: the rule does not exist, or cannot be combined with the other settings.
     """
-    if config.frequency == AUTO:
-        config = joint_start.parts_of(config).windows
+    config = config.last
     merge = config.merge
     rule = choose(merge, mode=config.mode.value, window=config.window).rule
     if rule.elastic and config.hybrid:

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.api import joint_start
-from sparkdl.config import AUTO
 from sparkdl.driver.preparation import FitArguments
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
@@ -354,7 +352,7 @@ def _parameters(request: Request, arguments: FitArguments) -> dict[str, Any]:
     """Return the parameters of a fit by name: the arguments of ``fit``, and the settings of SparkModel."""
     given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
     config = request.config
-    last = joint_start.parts_of(config).windows if config.frequency == AUTO else config
+    last = config.last
     return {
         **{name: value for name, value in given.items() if name not in UNLOGGED},
         "batch_size": request.fit.batch_size,

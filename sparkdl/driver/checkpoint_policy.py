@@ -111,7 +111,8 @@ class FolderPolicy(CheckpointPolicy):
         driver: the driver's model.
         rule: the merge rule.
         training: counts and timings of the run, which each checkpoint holds.
-        resume: whether to resume from the newest checkpoint.
+        earlier: the policy of the run whose fit this run continues, if there is one. Then no checkpoint is
+            restored.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class FolderPolicy(CheckpointPolicy):
         driver: DriverModel,
         rule: Rule,
         training: dict[str, Any],
-        resume: bool = True,
+        earlier: CheckpointPolicy | None = None,
     ) -> None:
         super().__init__(request)
         self.checkpoints, self.driver, self.rule, self.training = checkpoints, driver, rule, training
@@ -136,8 +137,12 @@ class FolderPolicy(CheckpointPolicy):
             **flattened(config.stragglers),
         }
         self.description = describe(request.model, request.schema, others)
-        self.resumed = checkpoints.newest(self.settings, self.description) if resume else None
-        self.resumption = checkpoints.resumption
+        if isinstance(earlier, FolderPolicy):  # the learning rate is that of the program, not of callbacks
+            self.description = replace(self.description, learning_rate=earlier.description.learning_rate)
+            self.resumption = earlier.resumption
+        else:
+            self.resumed = checkpoints.newest(self.settings, self.description)
+            self.resumption = checkpoints.resumption
         if self.resumed:
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
         self.settings["seed"] = self.seed
@@ -271,7 +276,12 @@ class FolderPolicy(CheckpointPolicy):
 
 
 def checkpoint_policy(
-    request: Request, driver: DriverModel, rule: Rule, training: dict[str, Any], *, continues: bool = False
+    request: Request,
+    driver: DriverModel,
+    rule: Rule,
+    training: dict[str, Any],
+    *,
+    earlier: CheckpointPolicy | None = None,
 ) -> CheckpointPolicy:
     """Return the policy that a request asks for, with the checkpoint to resume from.
 
@@ -280,7 +290,7 @@ def checkpoint_policy(
         driver: the driver's model.
         rule: the merge rule.
         training: counts and timings of the run.
-        continues: whether the run continues an earlier run of the same fit, and not a checkpoint.
+        earlier: the policy of the run whose fit this run continues, if there is one.
 
     Raises:
         ConfigError: checkpoints are requested with placement="worker", the folder cannot be used, it has
@@ -297,18 +307,16 @@ def checkpoint_policy(
     checkpoints = Checkpoints(
         fit.checkpoint,
         spark_internals.active_context(),
-        fresh=not fit.resume and not continues,
+        fresh=not fit.resume and earlier is None,
         lease=request.lease,
     )
-    return FolderPolicy(
-        request, checkpoints, driver=driver, rule=rule, training=training, resume=not continues
-    )
+    return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training, earlier=earlier)
 
 
 def frequency_of_newest(request: Request) -> object:
     """Return the frequency of the run that wrote the newest checkpoint in the folder; None: there is none."""
     fit = request.fit
-    if fit.checkpoint is None or not fit.resume:
+    if fit.checkpoint is None or not fit.resume or request.config.placement is Placement.WORKER:
         return None
     checkpoints = Checkpoints(fit.checkpoint, spark_internals.active_context(), fresh=False)
     settings = checkpoints.newest_settings()

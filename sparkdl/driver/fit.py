@@ -19,7 +19,7 @@ from sparkdl.config import Mode, Placement
 from sparkdl.data.batch_plan import Plan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.batch_hooks import require_savers_on_driver
-from sparkdl.driver.checkpoint_policy import checkpoint_policy
+from sparkdl.driver.checkpoint_policy import CheckpointPolicy, checkpoint_policy
 from sparkdl.driver.display.choice import choose_display
 from sparkdl.driver.display.observation import ObservedDisplay
 from sparkdl.driver.display.progress import Display, LineDisplay, Results
@@ -39,13 +39,12 @@ from sparkdl.rules import choose
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
 from sparkdl.server.monitoring.record import RunRecord
-from sparkdl.server.run_state import COUNTED
 from sparkdl.server.state import CarriedState, EpochResult, Snapshot
 from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # the time that a run which ends early waits for its last merge
-SUMMED = ("version", "restarts", "late_dropped", "late_merged", "slices", *COUNTED)  # over the runs of a fit
+ELSEWHERE = "The fit continues with a new page, whose link is in the output of the program."
 RESERVE_SECONDS = 1.0  # the time kept for the rest of an interrupted run's cleanup, after that wait
 
 
@@ -54,14 +53,14 @@ class FitRun:
 
     Args:
         request: the request of the fit.
-        before: the run whose fit this run continues, if there is one.
+        earlier: the run whose fit this run continues, if there is one.
 
     Attributes:
         next_epoch: the epoch with which another run should continue the fit; None: the fit is complete.
     """
 
-    def __init__(self, request: Request, before: FitRun | None = None) -> None:
-        self.earlier = before
+    def __init__(self, request: Request, earlier: FitRun | None = None) -> None:
+        self.earlier = earlier
         self.next_epoch: int | None = None
         self.request, self.cluster, self.num_workers = request, request.cluster, request.num_workers
         config, fit, num_workers = request.config, request.fit, request.num_workers
@@ -77,14 +76,15 @@ class FitRun:
             batch_size = config.batch_size_per_worker * (num_workers if self.joint else 1)
         self.driver = DriverModel(request.model, joint=self.joint)
         self.training: TrainingRecord = TrainingRecord.of(
-            {} if before is None else before.training,
+            {} if earlier is None else earlier.training,
             workers=num_workers,
             merge=None if self.joint else self.rule.name,
             batch_size=batch_size,
             seed=fit.seed,
         )
-        self.checkpoints = checkpoint_policy(
-            request, self.driver, self.rule, self.training, continues=before is not None
+        before = None if earlier is None else earlier.checkpoints
+        self.checkpoints: CheckpointPolicy = checkpoint_policy(
+            request, self.driver, self.rule, self.training, earlier=before
         )
         self.training["seed"] = self.checkpoints.seed
         self.plan = Plan(
@@ -100,7 +100,7 @@ class FitRun:
         )
         params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": request.known_steps(batch_size)}
         given = request.callbacks, request.model, request.history, params
-        self.callbacks: Callbacks = Callbacks(*given) if before is None else before.callbacks
+        self.callbacks: Callbacks = Callbacks(*given) if earlier is None else earlier.callbacks
         require_savers_on_driver(self.callbacks.batches.savers, config.placement)
         self.factor = self.callbacks.factor(num_workers)
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
@@ -113,7 +113,7 @@ class FitRun:
         self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
         self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
-        self.traffic: Traffic = Traffic() if before is None else before.traffic
+        self.traffic: Traffic = Traffic() if earlier is None else earlier.traffic
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
@@ -123,7 +123,8 @@ class FitRun:
         request = self.request
         first, last = self._begin(), request.fit.epochs
         end = last if request.switch is None else min(last, request.switch.epoch)
-        self.record = self._begin_record()
+        record = record_of(request, self.training, self.driver.layouts.trainable.size)
+        self.record: RunRecord = self.earlier.record if self.earlier else record
         if first >= end:
             self._end_at_once(first)
             return
@@ -160,7 +161,7 @@ class FitRun:
             self.record.settle(store, self.traffic)
             if end < last and not request.model.stop_training:
                 self._record(store)
-                self._switch(end)
+                self._end_joint_start(end)
                 return
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
@@ -170,28 +171,23 @@ class FitRun:
         self.callbacks.end(logs)
         self.checkpoints.keep_last(store, logs, before)
 
-    def _begin_record(self) -> RunRecord:
-        """Return the record of the run; that of an earlier run is continued."""
-        if self.earlier is None:
-            return record_of(self.request, self.training, self.driver.layouts.trainable.size)
-        self.earlier.record.resume(self.rule.name)
-        return self.earlier.record
-
-    def _switch(self, epoch: int) -> None:
+    def _end_joint_start(self, epoch: int) -> None:
         """End a run that another one continues with this epoch."""
-        counts = {name: self.training[name] for name in SUMMED if name in self.training}
-        self.training["joint_start"] = {"epochs": epoch, **counts}
+        self.training.end_joint_start(epoch - self.plan.first_epoch)
+        self.record.finish("continued", ELSEWHERE)
         self.next_epoch = epoch
 
     def _end_at_once(self, first: int) -> None:
         """End a run that has no epoch to train; ``first`` is the epoch at which the fit continues."""
-        history = self.request.history
+        resumed = self.checkpoints.resumed
         if first < self.request.fit.epochs:
-            self._switch(first)
+            if resumed is not None:
+                self.training.update(resumed.counters, version=resumed.snapshot.version)
+            self._end_joint_start(first)
         else:
             self.record.finish("finished")
             self.callbacks.end({})
-        history.training, history.run = self.training, self.record.values()
+        self.request.history.training, self.request.history.run = self.training, self.record.values()
 
     def _begin(self) -> int:
         """Begin training for callbacks; return the first epoch, which a checkpoint or a callback may set."""
@@ -228,6 +224,8 @@ class FitRun:
             self.checkpoints.restore_store(store)
         job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
         on_driver = request.config.placement is not Placement.WORKER
+        if self.earlier is not None:
+            self.record.resume(merge=self.rule.name, batch_size=self.plan.batch_size)
         shown = request.config.dashboard and on_driver and request.fit.verbose != 0
         page = Page(self.record, store.shape.run) if shown else None
         group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
@@ -241,6 +239,7 @@ class FitRun:
         if self.checkpoints.resumption:
             display.note(self.checkpoints.resumption)
             self.record.add_event(self.checkpoints.resumption, "info")
+            self.checkpoints.resumption = ""
         return store, group, ObservedDisplay(display, self.record, store, self.traffic)
 
     def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
@@ -448,10 +447,7 @@ class FitRun:
         """Record the counts of the run in its History."""
         counts = self.traffic.summary() | store.summary() | {"restarts": store.restarts}
         dropped = counts.pop("dropped", None)
-        for name, count in self.training.get("joint_start", {}).items():
-            if name in counts:
-                counts[name] += count
-        self.training.update(counts)
+        self.training.count(counts)
         if isinstance(dropped, dict) and dropped:
             workers = ", ".join(f"worker {worker}: {count}" for worker, count in sorted(dropped.items()))
             logger.warning("Late updates were not merged (%s).", workers)

@@ -126,6 +126,7 @@ class TrainingJob:
             profile=fit.traced,
             replicas=sharded and not config.joint,
             slices=slices,
+            advises=request.switch is None,
         )
         return TrainJob(
             spec=spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -10,7 +10,9 @@ from sparkdl.config import AUTO
 from sparkdl.driver.request import Request
 from sparkdl.modeling import keras_settings
 from sparkdl.server.monitoring.record import RunRecord
+from sparkdl.server.run_state import COUNTED
 
+SUMMED = ("version", "restarts", "late_dropped", "late_merged", "slices", *COUNTED)  # over the runs of a fit
 COUNTS = {  # shown if they are not 0
     "resumed": "resumed",
     "restarts": "restarts",
@@ -39,6 +41,17 @@ class TrainingRecord(dict[str, Any]):
         """
         first = {"learning_rate_scale": 1.0, "rows": 0, "epoch_rows": [], "epoch_seconds": [], "losses": []}
         return cls({**first, "restarts": 0, **before, **settings})
+
+    def count(self, counts: Mapping[str, Any]) -> None:
+        """Record the counts of the run, with those of the joint start that preceded it."""
+        earlier = self.get("joint_start", {})
+        self.update({name: count + earlier.get(name, 0) for name, count in counts.items()})
+
+    def end_joint_start(self, epochs: int) -> None:
+        """Record the counts so far as those of a joint start, if it had any epochs."""
+        if epochs > 0:
+            counts = {name: self[name] for name in SUMMED if name in self}
+            self["joint_start"] = {"epochs": epochs, **counts}
 
     def timings(self, epochs: Sequence[int]) -> list[tuple[int, float, float]]:
         """Return the epoch, its seconds and its rows per second, for each epoch whose row count is known.

@@ -17,14 +17,16 @@ def of_spark_model(model: Any, config: TrainConfig, history: Any) -> dict[str, s
         config: the settings.
         history: the History of the last fit; None if there was none.
     """
-    rule = choose(config.merge, mode=config.mode.value, window=config.window).rule
+    last = config.last
+    rule = choose(last.merge, mode=last.mode.value, window=last.window).rule
+    merges = ["mean of gradients"] * config.joint + [rule.name] * (not last.joint)
     parameters = f"{model.count_params():,} parameters" if model.built else "not built"
     return {
         "model": f"{model.name} ({parameters})",
         "mode": config.mode.value,
         "frequency": str(config.frequency),
         "workers": "one per slot" if config.num_workers is None else str(config.num_workers),
-        "merge": "mean of gradients" if config.joint else rule.name,
+        "merge": ", then ".join(merges),
         "placement": config.placement.value,
         "last fit": "none" if history is None else counted(len(history.epoch), "epoch"),
     }

@@ -81,7 +81,7 @@ class Loop:
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
         self.evaluated = -1
-        self.judged = False
+        self.judged = not settings.advises
         self.watch = Stopwatch(settings.profile)
         self.learning_rate = float("nan")
         self.strategy = self._strategy()

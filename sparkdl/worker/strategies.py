@@ -44,6 +44,7 @@ class TrainSettings:
             are dense, and slices that an optimizer does not simply add up are refused. See
             ``core.sparse_gradients``.
         profile: the batches of each worker to trace, counted from 1.
+        advises: whether a worker may advise to exchange less often.
     """
 
     plan: Plan
@@ -57,6 +58,7 @@ class TrainSettings:
     replicas: bool = False
     slices: int | None = 0
     profile: range = range(0)
+    advises: bool = True
 
     @property
     def choice(self) -> Choice:

@@ -37,3 +37,13 @@ def test_the_start_is_a_share_of_the_epochs(epochs, num_workers, expected):
 def test_it_is_a_value_of_the_param():
     """A stage of a pipeline takes frequency="auto" too."""
     assert "auto" == TrainingParams(frequency="auto").getOrDefault("frequency")
+
+
+def test_a_spark_model_shows_both_rules():
+    """The settings that a SparkModel shows name the rule of each part."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    assert "merge: mean of gradients, then average" in repr(
+        SparkModel(model, frequency="auto", merge="average")
+    )

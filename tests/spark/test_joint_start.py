@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from bombs import Bomb, kill
 
-from sparkdl import SparkModel
+from sparkdl import SparkModel, Stragglers
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.one_case]
 EPOCHS = 24  # two of them joint with two workers
@@ -16,7 +16,7 @@ FIT = {"batch_size": 4, "epochs": EPOCHS, "seed": 3, "verbose": 0}
 class Calls(keras.callbacks.Callback):
     """A callback that records its hooks, and ends the call before an epoch with an error if it should.
 
-    The learning rate falls with each epoch, as a schedule of the user's would do.
+    The learning rate falls with each epoch, as ReduceLROnPlateau would let it.
     """
 
     def __init__(self, fails_before=None):
@@ -30,7 +30,7 @@ class Calls(keras.callbacks.Callback):
         if epoch == self.fails_before:
             raise RuntimeError("fails as asked")
         self.calls.append(epoch)
-        self.model.optimizer.learning_rate = 0.02 / (1 + epoch)
+        self.model.optimizer.learning_rate = 0.9 * float(self.model.optimizer.learning_rate)
 
     def on_train_end(self, logs=None):
         self.calls.append("end")
@@ -119,7 +119,10 @@ def test_a_fit_that_resumes_ends_with_the_same_bits(problem, tmp_path, undisturb
     assert whole.history == history.history
     assert ["begin", *range(epoch, EPOCHS), "end"] == calls.calls
     assert EPOCHS == len(history.training["epoch_rows"])
-    assert SWITCH == history.training["joint_start"]["epochs"]
+    for name in ("version", "exchanges"):
+        assert whole.training[name] == history.training[name]
+        assert whole.training["joint_start"][name] == history.training["joint_start"][name]
+    assert 1 == sum("Resuming at" in event["text"] for event in history.run["events"])
 
 
 @pytest.mark.whole
@@ -152,6 +155,49 @@ def test_a_lost_worker_changes_no_bit(problem, tmp_path, batch):
 
     assert 1 == history.training["restarts"]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.whole
+def test_a_later_fit_goes_on_with_the_windows(problem):
+    """A second fit from an epoch after the switch has the state of the rule, and no joint start."""
+    bits_of = []
+    for first, second in (({"frequency": "auto"}, None), ({}, {"frequency": 16, "merge": "diloco"})):
+        keras.utils.set_random_seed(0)
+        spark_model = SparkModel(model := model_of(problem), num_workers=2, **first)
+        if second is not None:
+            spark_model.fit(problem.x, problem.y, **FIT | {"epochs": 1})
+            spark_model = SparkModel(model, num_workers=2, **second)
+        for begin, end in ((second is not None, 3), (3, 5)):
+            history = spark_model.fit(problem.x, problem.y, **FIT | {"epochs": end}, initial_epoch=int(begin))
+        bits_of.append(bits(model))
+        assert "joint_start" not in history.training
+
+    assert bits_of[0] == bits_of[1]
+
+
+@pytest.mark.whole
+def test_the_record_of_a_fit_counts_both_parts(problem):
+    """The counts and events of the live page are those of both parts, also with a quorum."""
+    stragglers = Stragglers(quorum=1, late_updates="merge")
+    model = SparkModel(model_of(problem), frequency="auto", num_workers=2, stragglers=stragglers)
+    history = model.fit(problem.x, problem.y, **FIT | {"epochs": 4})
+    texts = [event["text"] for event in history.run["events"]]
+
+    assert history.training["exchanges"] == history.run["counts"]["exchanges"]
+    assert history.training["late_merged"] == history.run["counts"].get("late_merged", 0)
+    assert not [text for text in texts if "-" in text]
+    assert "finished" == history.run["state"]
+
+
+def test_an_error_at_the_switch_is_in_the_record(problem):
+    """The record of a fit that fails between its parts says so."""
+    spark_model = SparkModel(model_of(problem), frequency="auto", num_workers=2)
+    with pytest.raises(RuntimeError, match="fails as asked"):
+        spark_model.fit(problem.x, problem.y, callbacks=[Calls(1)], **FIT | {"epochs": 4})
+    found = spark_model.history.run
+
+    assert "failed" == found["state"]
+    assert "fails as asked" in found["reason"]
 
 
 @pytest.mark.whole

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypedDict
 MOST_EVENTS = 300  # maximum number of events that are kept
 TICK_SECONDS = 1.0  # time between two samples of the workers, and between two events for a reader
 
-State = Literal["starting", "training", "running", "finished", "stopped", "failed"]
+State = Literal["starting", "training", "running", "finished", "stopped", "failed", "continued"]
 StopRequest = Literal["now", "epoch"]
-ENDED = "finished", "stopped", "failed"
+ENDED = "finished", "stopped", "failed", "continued"
 
 
 def no_event(text: str, level: str) -> None:

@@ -55,7 +55,7 @@ function fillTable(table, columns, rows) {
   table.replaceChildren(top, rest);
 }
 
-const isOver = () => ["finished", "stopped", "failed"].includes(run.state);
+const isOver = () => ["finished", "stopped", "failed", "continued"].includes(run.state);
 
 function showEvents(added) {
   const list = find("events");

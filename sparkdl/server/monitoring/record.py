@@ -153,6 +153,7 @@ class RunRecord(LiveRecord):
         self._workers: list[WorkerSample] = []
         self._staleness: list[int] = []
         self._counts: dict[str, int] = {}
+        self._earlier_counts: dict[str, int] = {}  # those of the run that this one continues
         self._positions: dict[int, tuple[float, int]] = {}
         self._speeds: dict[int, float] = {}
         self._late: Mapping[int, int] = {}  # updates dropped until the last event about them, by worker
@@ -222,18 +223,20 @@ class RunRecord(LiveRecord):
             self._tell_of_late_updates()
             self._publish()
 
-    def resume(self, merge: str) -> None:
-        """Record that another run continues the fit, with new workers and this merge rule."""
+    def resume(self, **about: object) -> None:
+        """Record that another run continues the fit, with new workers and these facts."""
         with self._changed:
-            self.about["merge"] = merge
-            self._settled, self._state = False, "starting"
-            self._positions.clear()
+            self.about |= about
+            self._settled, self._state, self._reason = False, "starting", ""
+            self._positions, self._late, self._earlier_counts = {}, {}, self._counts
             self._publish()
 
     def _sample(self, run: Run, sizes: ByteCounts) -> None:
         self._staleness = list(run.staleness)
         counts = run.summary()
-        self._counts = {name: counts[name] for name in COUNTS if counts.get(name)}
+        earlier = self._earlier_counts
+        counted = {name: counts.get(name, 0) + earlier.get(name, 0) for name in COUNTS}
+        self._counts = {name: count for name, count in counted.items() if count}
         self._tell_of_snapshot(run.snapshot)
         dropped = {int(worker): count for worker, count in counts.get("dropped", {}).items()}
         self._workers = [
