@@ -44,6 +44,8 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
         fixed_batch_size=fixed,
         schema=None,
         classes={},
+        switch=None,
+        continues=False,
     )
     choice = choose(config.merge, mode=config.mode.value, window=config.window)
     return Start(request=request, choice=choice, plans=plans, members=members)

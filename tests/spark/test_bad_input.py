@@ -41,7 +41,7 @@ SETTINGS = [
     (
         {"frequency": "often"},
         ConfigError,
-        'frequency should be "batch", "epoch" or a whole number of batches',
+        'frequency should be "batch", "epoch", "auto" or a whole number of batches',
     ),
     ({"frequency": 0}, ConfigError, r"at least 1\); got 0\."),
     ({"merge": "vote"}, ConfigError, "vote"),
