@@ -126,7 +126,7 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
 
 
 def greeting_of(token: str) -> str:
-    """Return the greeting of a run's workers: a hash, from which nobody can derive the token."""
+    """Return the greeting of a run's workers: a hash, which does not reveal the token."""
     return hashlib.sha256(b"greeting " + token.encode()).hexdigest()[:32]
 
 
