@@ -110,7 +110,7 @@ def bars(answers: Answers, ours: list[Spec]) -> str:
 
 
 def verdict(mine: dict[int, float], wanted: float | None) -> str:
-    """Return the bar in rows/s and whether the median is above it."""
+    """Return the bar in rows/s, and True if the median is above it."""
     if not mine or wanted is None:
         return "–"
     met = statistics.median(mine.values()) >= wanted

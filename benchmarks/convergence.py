@@ -104,7 +104,7 @@ def run(case: Case, folder: str) -> dict:
             model.fit(x, y, problem.batch_size, verbose=0)
             score(model.get_weights())
         rest = replace(case, epochs=case.epochs - joint)
-        moved, failure = gang(rest, model, problem.batch_size, x, y, score)
+        moved, failure = group(rest, model, problem.batch_size, x, y, score)
         if failure:
             return {"diverged": failure, "scores": scores, "losses": losses}
     seconds = round(time.perf_counter() - began, 1)
@@ -132,10 +132,13 @@ def settings_of(case: Case) -> tuple[int | None, object]:
     return {"batch": 1, "epoch": None}.get(case.frequency, case.frequency), rule_of(case)
 
 
-def gang(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
+def group(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
     """Train with a worker group in virtual time; return the bytes it moved and its error, if any."""
     sys.path.insert(0, str(TESTS))
-    train, world = importlib.import_module("gang").train, importlib.import_module("simulator").World()
+    train, world = (
+        importlib.import_module("worker_threads").train,
+        importlib.import_module("simulator").World(),
+    )
     from sparkdl.data.batch_plan import even_split
     from sparkdl.errors import DivergedError
     from sparkdl.modeling import keras_variables
@@ -387,7 +390,7 @@ def interval(points: list[float]) -> str:
 
 
 def verdict(setting: Case, gaps: list[float]) -> str:
-    """Return the bar of a default with five seeds, and whether it is met.
+    """Return the bar of a default with five seeds, and True if it is met.
 
     In rounds of single batches the bar is plain Keras's score within the noise of the seeds, and at most 0.3
     points less. In rounds of 16 batches it is 0.3 points less; elsewhere 0.5 with up to 4 workers and 1 with
@@ -404,7 +407,7 @@ def verdict(setting: Case, gaps: list[float]) -> str:
 
 
 def joint_verdict(setting: Case, gaps: list[float], answer: dict) -> str:
-    """Return the bars of a joint start, and whether they are met: the score and the number of exchanges."""
+    """Return the bars of a joint start, score and exchanges, each with True if it is met."""
     if setting.frequency != "auto":
         return ""
     points, share = {2: (0.3, 8), 4: (0.3, 8), 8: (0.7, 5)}.get(setting.workers, (1.5, 5))
@@ -414,7 +417,7 @@ def joint_verdict(setting: Case, gaps: list[float], answer: dict) -> str:
 
 
 def economy(setting: Case, seeds: int, answers: dict[Case, dict]) -> str:
-    """Return DiLoCo's loss and bytes relative to those of synchronous/batch, and whether its bar is met."""
+    """Return DiLoCo's loss and bytes relative to those of synchronous/batch, and True if its bar is met."""
     if not setting.merge.startswith("DiLoCo") or seeds < LEAST_SEEDS:
         return ""
     joint = replace(setting, frequency="batch", merge="")

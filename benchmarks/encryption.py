@@ -18,7 +18,7 @@ import harness
 import numpy as np
 from harness import spread, table
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.rules import Sum
 from sparkdl.server.aggregation import AggregationSpec, make_aggregation
 from sparkdl.server.coordinator import Coordinator
@@ -34,13 +34,17 @@ RUN, LAYOUT, TOKEN = b"r" * 16, b"l" * 16, "token"
 SIZES = {"0.4 MB": 100_000, "4 MB": 1_000_000, "40 MB": 10_000_000}
 
 
-def store_of(size: int) -> Coordinator:
+def coordinator_of(size: int) -> Coordinator:
     """Return a coordinator with this number of parameters for one asynchronous worker."""
-    shape = RunSpec(run=RUN, layout=LAYOUT, num_workers=1, plan=Plan((), 0, 1, 1, False, False, 0), epochs=1)
+    shape = RunSpec(
+        run=RUN, layout=LAYOUT, num_workers=1, plan=BatchPlan((), 0, 1, 1, False, False, 0), epochs=1
+    )
     start = np.zeros(size, np.float32), np.zeros(0, np.float32)
-    store = Coordinator(shape, make_aggregation(AggregationSpec("asynchronous", False, 1, Sum()), *start))
-    store.release(0, float("nan"))
-    return store
+    coordinator = Coordinator(
+        shape, make_aggregation(AggregationSpec("asynchronous", False, 1, Sum()), *start)
+    )
+    coordinator.release(0, float("nan"))
+    return coordinator
 
 
 def work(endpoints: list[Endpoint], size: int, turns: int, each: int, answer) -> None:
@@ -71,10 +75,10 @@ def measure(size: int, turns: int, each: int) -> list[list[float]]:
     with ExitStack() as stack:
         endpoints = []
         for context, certificate in ((None, b""), tls.server_context()):
-            store = store_of(size)
-            app = make_app(store, TOKEN, Traffic())
+            coordinator = coordinator_of(size)
+            app = make_app(coordinator, TOKEN, Traffic())
             port = stack.enter_context(serve(app, "127.0.0.1", 0, 1, context))
-            stack.callback(store.close)
+            stack.callback(coordinator.close)
             endpoints.append(Endpoint("127.0.0.1", port, TOKEN, RUN, certificate))
         process = spawn.Process(target=work, args=(endpoints, size, turns, each, answer))
         process.start()

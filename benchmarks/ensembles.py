@@ -44,7 +44,7 @@ def accuracy(model, x, y) -> float:
 
 
 def compare_accuracy(train, held_out, test, options):
-    """Return a table row for each seed, whether each ensemble beat its best member, and the last ensemble."""
+    """Return a table row for each seed, True if each ensemble beat its best member, and the last ensemble."""
     from sparkdl import Ensemble
 
     lines, won = [], []

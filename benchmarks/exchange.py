@@ -56,7 +56,7 @@ def peak() -> int:
 
 def serve_sparkdl(mode: str, count: int, clients: int) -> None:
     """Serve the endpoint of a run that does not end by itself."""
-    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.batch_plan import BatchPlan
     from sparkdl.rules import Sum
     from sparkdl.server.aggregation import AggregationSpec, make_aggregation
     from sparkdl.server.coordinator import Coordinator
@@ -65,15 +65,15 @@ def serve_sparkdl(mode: str, count: int, clients: int) -> None:
     from sparkdl.server.state import RunSpec
 
     joint = mode == "synchronous"
-    plan = Plan((), 0, clients, 1, joint, False, 0)
+    plan = BatchPlan((), 0, clients, 1, joint, False, 0)
     shape = RunSpec(run=RUN, layout=LAYOUT, num_workers=clients, plan=plan, epochs=1)
     start = np.zeros(count, np.float32), np.zeros(0, np.float32)
-    store = Coordinator(shape, make_aggregation(AggregationSpec(mode, joint, clients, Sum()), *start))
-    store.release(0, float("nan"))
-    with serve(make_app(store, TOKEN, Traffic()), HOST, 0, clients) as port:
+    coordinator = Coordinator(shape, make_aggregation(AggregationSpec(mode, joint, clients, Sum()), *start))
+    coordinator.release(0, float("nan"))
+    with serve(make_app(coordinator, TOKEN, Traffic()), HOST, 0, clients) as port:
         print(port, flush=True)
         sys.stdin.read()
-        store.close()
+        coordinator.close()
 
 
 def serve_raw(mode: str, count: int, clients: int) -> None:

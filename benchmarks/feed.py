@@ -78,9 +78,9 @@ def spool_batches(schema):
 
         from sparkdl.data import arrow, blocks, spill
 
-        spooled = spill.SpillFile(schema, spill.local_directory(), 1)
-        spooled.extend(arrow.blocks_of_batches(batches, schema.columns, 1))
-        count = spooled.rows(blocks.TRAINING).count
+        file = spill.SpillFile(schema, spill.local_directory(), 1)
+        file.extend(arrow.blocks_of_batches(batches, schema.columns, 1))
+        count = file.rows(blocks.TRAINING).count
         yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
 
     return run
@@ -92,9 +92,9 @@ def spool_pairs(schema):
     def run(partition, rows):
         from sparkdl.data import blocks, spill
 
-        spooled = spill.SpillFile(schema, spill.local_directory(), 1)
-        spooled.extend(blocks.blocks_of_rows(rows, schema, partition))
-        yield spooled.rows(blocks.TRAINING).count
+        file = spill.SpillFile(schema, spill.local_directory(), 1)
+        file.extend(blocks.blocks_of_rows(rows, schema, partition))
+        yield file.rows(blocks.TRAINING).count
 
     return run
 
@@ -178,7 +178,7 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     import numpy as np
 
     from sparkdl.data import blocks, spill
-    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.batch_plan import BatchPlan
     from sparkdl.data.blocks import Block
     from sparkdl.modeling.backends.choice import make_replica, prepare_backend
 
@@ -188,16 +188,16 @@ def input_work(x, y, core_seconds: float, name: str) -> list[str]:
     model = contestants.make_model(Spec("fed", model=name))
     replica = make_replica(model, joint=False)
     schema, began = schema_of(x.shape[1]), time.perf_counter()
-    spooled = spill.SpillFile(schema, spill.local_directory(), 1)
+    file = spill.SpillFile(schema, spill.local_directory(), 1)
     keys = blocks.scramble(np.arange(len(x), dtype=np.uint64), 1)
     size = 10_000
-    spooled.extend(
+    file.extend(
         Block(keys[at : at + size], blocks.TRAINING, (x[at : at + size], y[at : at + size]))
         for at in range(0, len(x), size)
     )
-    rows = spooled.rows(blocks.TRAINING)
+    rows = file.rows(blocks.TRAINING)
     writing, gathering = time.perf_counter() - began, 0.0
-    plan = Plan((len(x),), 0, 128, None, False, True, 1)
+    plan = BatchPlan((len(x),), 0, 128, None, False, True, 1)
     for epoch in range(-1, EPOCHS):  # the first compiles
         if not epoch:
             began, gathering = time.perf_counter(), 0.0

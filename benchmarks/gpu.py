@@ -130,11 +130,11 @@ def work(worker, num_workers, endpoint, job, name, count):
     train_task(job, attempt, Watched([block]), Code())
 
 
-def gang(pool, name, size, count, batch_size, frequency, num_workers):
+def group(pool, name, size, count, batch_size, frequency, num_workers):
     """Measure workers around an endpoint in this process."""
     import keras
 
-    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.batch_plan import BatchPlan
     from sparkdl.data.schema import Sample
     from sparkdl.modeling import keras_metrics, keras_variables, serialization
     from sparkdl.modeling.keras_variables import Layouts
@@ -151,7 +151,7 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     keras_metrics.build_metrics(model, x, y)
     joint, window = frequency == "batch", 1 if frequency == "batch" else None
     layouts, (spec, _) = Layouts.of(model), serialization.freeze(model)
-    plan = Plan((), 0, batch_size, window, joint, True, 0)
+    plan = BatchPlan((), 0, batch_size, window, joint, True, 0)
     rule, power = choose(None, mode="synchronous", window=window)
     shape = RunSpec(
         run=b"r" * 16,
@@ -165,7 +165,7 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     )
     center = layouts.trainable.pack(keras_variables.read(keras_variables.trainable(model)))
     held = layouts.statistics.pack(keras_variables.read(keras_variables.statistics(model)))
-    store = Coordinator(
+    coordinator = Coordinator(
         shape, make_aggregation(AggregationSpec("synchronous", joint, num_workers, rule), center, held)
     )
     schema = Sample.of((x[0], y[0]), (1, 1)).schema(keras.config.floatx())
@@ -179,20 +179,20 @@ def gang(pool, name, size, count, batch_size, frequency, num_workers):
     )
     job = TrainJob(spec=spec, settings=settings, schema=schema, layout=layouts.trainable.digest)
     watch = Watch()
-    with serve(make_app(store, "token", Traffic()), "127.0.0.1", 0, num_workers) as port:
+    with serve(make_app(coordinator, "token", Traffic()), "127.0.0.1", 0, num_workers) as port:
         endpoint = "127.0.0.1", port, "token", b"r" * 16
         workers = [pool.submit(work, k, num_workers, endpoint, job, name, count) for k in range(num_workers)]
         for epoch in range(EPOCHS):
-            store.release(epoch, float("nan"))
-            while (result := store.wait_epoch(epoch, 0.1)) is None:
-                if store.failure is not None:
-                    raise store.failure
+            coordinator.release(epoch, float("nan"))
+            while (result := coordinator.wait_epoch(epoch, 0.1)) is None:
+                if coordinator.failure is not None:
+                    raise coordinator.failure
                 for worker in workers:
                     if worker.done():
                         worker.result()  # raises the worker's error
             watch.end_epoch()
-            store.commit(result.snapshot)
-        store.stop()
+            coordinator.commit(result.snapshot)
+        coordinator.stop()
         for worker in workers:
             worker.result()
     return watch.answer()
@@ -204,7 +204,7 @@ def measure(options, pool, name, setting):
     common = name, options.size, options.rows, options.batch_size
     if who == "plain":
         return pool.submit(plain, *common).result()
-    return gang(pool, *common, frequency, workers)
+    return group(pool, *common, frequency, workers)
 
 
 def section(options, name, found):

@@ -327,7 +327,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def verdict(bar: str, met: bool) -> str:
-    """Return a bar and whether it is met."""
+    """Return a bar, and True if it is met."""
     return f"{bar} {'met' if met else '**missed**'}"
 
 

@@ -43,7 +43,7 @@ TOKEN, RUN, LAYOUT = "token", b"r" * 16, b"l" * 16
 
 def serve(placement: str, host: str, workers: int) -> None:
     """Serve the endpoint of a run whose epoch does not end, until the standard input ends."""
-    from sparkdl.data.batch_plan import Plan
+    from sparkdl.data.batch_plan import BatchPlan
     from sparkdl.rules import Average
     from sparkdl.server.aggregation import AggregationSpec, make_aggregation
     from sparkdl.server.coordinator import Coordinator
@@ -51,16 +51,16 @@ def serve(placement: str, host: str, workers: int) -> None:
     from sparkdl.server.http_server import serve
     from sparkdl.server.state import RunSpec
 
-    plan = Plan((), 0, workers, 1, True, False, 0)
+    plan = BatchPlan((), 0, workers, 1, True, False, 0)
     shape = RunSpec(run=RUN, layout=LAYOUT, num_workers=workers, plan=plan, epochs=1)
     terms = AggregationSpec("synchronous", True, workers, Average(), sharded=placement == "executors")
     start = np.zeros(SIZE // 4, np.float32), np.zeros(0, np.float32)
-    store = Coordinator(shape, make_aggregation(terms, *start))
-    store.release(0, float("nan"))
-    with serve(make_app(store, TOKEN, Traffic()), host, 0, workers) as port:
+    coordinator = Coordinator(shape, make_aggregation(terms, *start))
+    coordinator.release(0, float("nan"))
+    with serve(make_app(coordinator, TOKEN, Traffic()), host, 0, workers) as port:
         print(port, flush=True)
         sys.stdin.read()
-        store.close()
+        coordinator.close()
 
 
 def work(placement: str, host: str, port: int, worker: int, workers: int) -> None:

@@ -122,7 +122,7 @@ def line(spec: Spec, answer: dict, plain: list[float], moving: list[float]) -> l
 
 
 def verdict(bar: str, met: bool) -> str:
-    """Return a bar and whether it is met."""
+    """Return a bar, and True if it is met."""
     return f"{bar} {'met' if met else '**missed**'}"
 
 

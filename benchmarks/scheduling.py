@@ -17,7 +17,7 @@ import harness
 from harness import table, verdict
 
 from sparkdl.scheduling.policy import Policy
-from sparkdl.scheduling.simulation import Outcome, SimulatedJob, simulate
+from sparkdl.scheduling.simulation import JobTimes, SimulatedJob, simulate
 
 SLOTS, BAR, OVERHEAD = 8, 0.7, 10.0  # OVERHEAD: seconds per start, also after a pause
 EPOCHS, SPREAD = 8.0, 1.2  # the median and the sigma of the log-normal number of epochs
@@ -49,12 +49,12 @@ def hundred_jobs(seed: int, load: float = 1.0) -> list[SimulatedJob]:
     return jobs
 
 
-def run(jobs: list[SimulatedJob], **settings: object) -> list[Outcome]:
+def run(jobs: list[SimulatedJob], **settings: object) -> list[JobTimes]:
     """Return the outcomes of jobs under a policy with these settings."""
     return list(simulate(jobs, Policy(SLOTS, **settings), overhead=OVERHEAD).values())
 
 
-def mean_completion(outcomes: list[Outcome]) -> float:
+def mean_completion(outcomes: list[JobTimes]) -> float:
     """Return the mean time from arrival to end, in seconds."""
     return statistics.fmean(found.completion for found in outcomes)
 

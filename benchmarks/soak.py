@@ -30,7 +30,7 @@ from harness import table, verdict
 
 sys.path.insert(0, str(harness.REPOSITORY))
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.rules import choose
 from sparkdl.server.aggregation import AggregationSpec, make_aggregation
 from sparkdl.server.coordinator import Coordinator
@@ -115,7 +115,7 @@ def started(*arguments) -> subprocess.Popen:
 # --- the driver ---------------------------------------------------------------------------------
 
 
-class Gang:
+class WorkerGroup:
     """Worker processes, one of which is killed and restarted now and then.
 
     Args:
@@ -133,7 +133,7 @@ class Gang:
         self.processes = [self._start(worker) for worker in range(workers)]
         self.next = time.monotonic() + kill
 
-    def __enter__(self) -> "Gang":
+    def __enter__(self) -> "WorkerGroup":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -171,9 +171,9 @@ def sample() -> tuple[float, ...]:
     return held(Path("/proc/self"))[0] / 1e6, threads, descriptors
 
 
-def store_of(workers: int) -> Coordinator:
+def coordinator_of(workers: int) -> Coordinator:
     """Return the coordinator of a run without end."""
-    plan = Plan((), 0, ROWS, 1, False, False, 0)
+    plan = BatchPlan((), 0, ROWS, 1, False, False, 0)
     shape = RunSpec(
         run=RUN, layout=LAYOUT, num_workers=workers, plan=plan, epochs=1 << 31, silence=SILENCE, stall=STALL
     )
@@ -183,48 +183,48 @@ def store_of(workers: int) -> Coordinator:
     return Coordinator(shape, make_aggregation(terms, center, statistics, None))
 
 
-def drive(store: Coordinator, gang: Gang, seconds: float) -> dict[str, np.ndarray]:
+def drive(coordinator: Coordinator, group: WorkerGroup, seconds: float) -> dict[str, np.ndarray]:
     """Drive a run for ``seconds``; return this process's resources, once a second."""
     samples = np.ones((int(seconds) + 1, len(BARS)))  # takes no more memory as time passes
     begun, epoch, count = time.monotonic(), 0, 0
-    store.release(0, float("nan"))
-    while (passed := time.monotonic() - begun) < seconds and store.failure is None:
-        result = store.wait_epoch(epoch, 0.2)
+    coordinator.release(0, float("nan"))
+    while (passed := time.monotonic() - begun) < seconds and coordinator.failure is None:
+        result = coordinator.wait_epoch(epoch, 0.2)
         if result is not None:
-            store.release(epoch + 1, float("nan"))
-            store.commit(result.snapshot)
+            coordinator.release(epoch + 1, float("nan"))
+            coordinator.commit(result.snapshot)
             epoch += 1
-        store.take_log()
-        gang.disturb()
+        coordinator.take_log()
+        group.disturb()
         if passed > count:
             samples[count], count = sample(), count + 1
-    store.stop()
+    coordinator.stop()
     return dict(zip(BARS, samples[:count].T, strict=True))
 
 
 def soak(workers: int, minutes: float, *, share: float = SHARE, **options: float) -> dict:
     """Return the resources, counters and faults of a run; the options are those of its workers."""
-    store, faults = store_of(workers), Counter()
+    coordinator, faults = coordinator_of(workers), Counter()
     with ExitStack() as stack:
-        app = make_app(store, TOKEN, Traffic())
+        app = make_app(coordinator, TOKEN, Traffic())
         port = stack.enter_context(serve(app, "127.0.0.1", 0, workers))
-        stack.callback(store.close)
+        stack.callback(coordinator.close)
         between = stack.enter_context(relayed(port, faults, share))
-        gang = stack.enter_context(Gang(between, workers, faults=faults, **options))
-        samples = drive(store, gang, 60 * minutes)
-        said = gang.end()
-    if store.failure is not None:
-        raise SystemExit(f"The run failed: {store.failure}")
-    center = store.aggregation.snapshot()[0]
+        group = stack.enter_context(WorkerGroup(between, workers, faults=faults, **options))
+        samples = drive(coordinator, group, 60 * minutes)
+        said = group.end()
+    if coordinator.failure is not None:
+        raise SystemExit(f"The run failed: {coordinator.failure}")
+    center = coordinator.aggregation.snapshot()[0]
     return {
         "samples": samples,
         "said": said,
         "center": center[:workers].astype(int).tolist(),
         "rest": float(np.abs(center[workers:]).sum()),
-        "version": store.aggregation.version,
-        "counters": store.counters,
+        "version": coordinator.aggregation.version,
+        "counters": coordinator.counters,
         "faults": dict(faults),
-        "epochs": store.snapshot.epoch,
+        "epochs": coordinator.snapshot.epoch,
     }
 
 
@@ -256,7 +256,7 @@ def grown(samples: dict[str, np.ndarray]) -> list[str]:
 
 
 def adds_up(outcome: dict) -> bool:
-    """Return True if each worker's number is what it sent, and their sum matches the counters."""
+    """Return True if each worker's number equals the number it sent, and their sum matches the counters."""
     center, total = outcome["center"], sum(outcome["center"])
     each = [str(count) for count in center] == outcome["said"] and not outcome["rest"]
     return bool(each and total == outcome["version"] == outcome["counters"]["exchanges"])

@@ -75,7 +75,7 @@ def _link_public_name(app, env, node, contnode):
 
 
 def _copy_notebooks(app, config):
-    """Copy /notebooks into tutorials/, since Sphinx reads only what lies below docs/."""
+    """Copy /notebooks into tutorials/, since Sphinx reads only files below docs/."""
     folder = Path(app.srcdir, NOTEBOOKS)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

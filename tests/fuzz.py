@@ -1,4 +1,4 @@
-"""Fuzz the wire format and the endpoint with almost valid inputs, and check what must hold for all.
+"""Fuzz the wire format and the endpoint with almost valid inputs, and check the laws that hold for all.
 
 ``tests/unit/transport/test_fuzz.py`` tries some thousands of them. ``make fuzz`` tries a million, guided by
 coverage if atheris is installed (the extra ``fuzz``; it has wheels for Linux on x86-64). ``tests/corpus``
@@ -29,7 +29,7 @@ if __name__ == "__main__":  # tests do not use atheris, so they are the same eve
         import atheris
 
 with nullcontext() if atheris is None else atheris.instrument_imports(include=["sparkdl"]):
-    from stores import all_of, impatient, store_of, update_of
+    from coordinators import all_of, coordinator_of, impatient, update_of
 
     from sparkdl.core.sparse_gradients import Slices, Table, encode
     from sparkdl.errors import RefusedError, WireError, WorkerLostError
@@ -91,7 +91,7 @@ class Http:
     """
 
     name = "http"
-    stores = (
+    coordinators = (
         {"mode": "asynchronous"},
         {"mode": "synchronous"},
         {
@@ -122,7 +122,7 @@ class Http:
         self._resources.close()
 
     def seeds(self):
-        indices = range(len(self.stores))
+        indices = range(len(self.coordinators))
         return [bytes([index]) + request for index in indices for request in self._valid(index)]
 
     @staticmethod
@@ -143,22 +143,22 @@ class Http:
     def __call__(self, data):
         """Return the outcome of an input, after checking the invariants."""
         self.mistakes.clear()
-        self._make(data[0] % len(self.stores) if data else 0)
+        self._make(data[0] % len(self.coordinators) if data else 0)
         answer = self._sent(data[1:])
         statuses = re.findall(rb"HTTP/1.1 (\d{3}) ", answer)
 
         assert not self.mistakes, "".join(self.mistakes)
         assert all(status < b"500" for status in statuses), answer
-        assert not getattr(self._store.aggregation, "flights", 0)
+        assert not getattr(self._coordinator.aggregation, "flights", 0)
         return f"{statuses[-1].decode()} {_error(answer)}" if statuses else "nothing"
 
     def _make(self, index):
         if index in self._fresh:  # its last input changed nothing
-            self._store, self._before = self._fresh.pop(index)
+            self._coordinator, self._before = self._fresh.pop(index)
         else:
-            self._store = _store(**self.stores[index])
-            self._before = all_of(self._store)
-        self._behind.store = self._store
+            self._coordinator = _coordinator(**self.coordinators[index])
+            self._before = all_of(self._coordinator)
+        self._behind.coordinator = self._coordinator
         self._index, self._changed = index, False
 
     def _sent(self, data):
@@ -174,7 +174,7 @@ class Http:
                 pass
             connection.close()
             if not self._changed:
-                self._fresh[self._index] = self._store, self._before
+                self._fresh[self._index] = self._coordinator, self._before
             with here.makefile("rb") as stream:
                 return stream.read()
 
@@ -190,10 +190,10 @@ class Http:
         answer = self._app(environ, start)
         if statuses[0] < "400":
             self._changed = True
-        elif isinstance(self._store.failure, WorkerLostError):
+        elif isinstance(self._coordinator.failure, WorkerLostError):
             self._changed = True  # a worker that rejoins a synchronous run ends it
         else:
-            assert before == all_of(self._store)
+            assert before == all_of(self._coordinator)
         return answer
 
     def _exchanged(self, update, read):
@@ -201,17 +201,17 @@ class Http:
         before = self._known()
         self._changed = True
         try:
-            return self._store.exchange(update, read)
+            return self._coordinator.exchange(update, read)
         except (RefusedError, WireError, ValueError):
-            assert before == all_of(self._store)
+            assert before == all_of(self._coordinator)
             raise
 
     def _known(self):
-        return all_of(self._store) if self._changed else self._before
+        return all_of(self._coordinator) if self._changed else self._before
 
     def _valid(self, index):
         """Return requests of all kinds that a coordinator accepts, now or at another time."""
-        store = _store(**self.stores[index])
+        coordinator = _coordinator(**self.coordinators[index])
         who = {"worker": 0, "generation": 1, "attempt": 1}
         failure = who | {"kind": "data", "host": "h", "message": "m", "traceback": ""}
         asked = {
@@ -232,20 +232,25 @@ class Http:
             },
             "drive": {"epoch": 0, "released": 1, "learning_rate": 0.5, "stop": False, "short": -1},
         }
-        move = update_of(store, 0, np.ones(5), statistics=np.ones(2, np.float32))
+        move = update_of(coordinator, 0, np.ones(5), statistics=np.ones(2, np.float32))
         said = {"metrics": b"metr", "state": b"stat"}
         sliced = encode(Slices(np.ones(1, np.float32), {1: (np.array([1, 1]), np.ones((2, 2), np.float32))}))
         updates = [
-            replace(move, parameters=sliced, flags=Flag.SLICES) if "tables" in self.stores[index] else move,
-            update_of(store, 1, flags=Flag.AWAIT),
-            *(update_of(store, worker, kind=Kind.REPORT, **said) for worker in (0, 1)),
-            update_of(store, 0, kind=Kind.REPORT, flags=Flag.STOP, **said),
-            update_of(store, 0, kind=Kind.VALIDATION, metrics=b"metr"),
-            update_of(store, 0, kind=Kind.STATE, **said),
-            *(update_of(store, 0, kind=kind) for kind in (Kind.PULL, Kind.RESTORE, Kind.CENTER, Kind.ARRAYS)),
-            *(update_of(store, worker, kind=Kind.SHARE, rows=4 + worker) for worker in (0, 1)),
-            update_of(store, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),
-            update_of(store, 1, kind=Kind.TAKE, sequence=0),
+            replace(move, parameters=sliced, flags=Flag.SLICES)
+            if "tables" in self.coordinators[index]
+            else move,
+            update_of(coordinator, 1, flags=Flag.AWAIT),
+            *(update_of(coordinator, worker, kind=Kind.REPORT, **said) for worker in (0, 1)),
+            update_of(coordinator, 0, kind=Kind.REPORT, flags=Flag.STOP, **said),
+            update_of(coordinator, 0, kind=Kind.VALIDATION, metrics=b"metr"),
+            update_of(coordinator, 0, kind=Kind.STATE, **said),
+            *(
+                update_of(coordinator, 0, kind=kind)
+                for kind in (Kind.PULL, Kind.RESTORE, Kind.CENTER, Kind.ARRAYS)
+            ),
+            *(update_of(coordinator, worker, kind=Kind.SHARE, rows=4 + worker) for worker in (0, 1)),
+            update_of(coordinator, 0, kind=Kind.GIVE, sequence=1, state=b"rows"),
+            update_of(coordinator, 1, kind=Kind.TAKE, sequence=0),
         ]
         encoded = [messages.encode_update(update) + b"".join(messages.sections(update)) for update in updates]
         return [
@@ -267,12 +272,12 @@ class _Behind:
         self.exchange = exchange
 
     def __getattr__(self, name):
-        return getattr(self.store, name)
+        return getattr(self.coordinator, name)
 
 
-def _store(mode, *, begun=True, **options):
+def _coordinator(mode, *, begun=True, **options):
     """Return a coordinator of two workers, both ready if ``begun``."""
-    store = store_of(
+    coordinator = coordinator_of(
         mode,
         workers=2,
         statistics=2,
@@ -283,19 +288,21 @@ def _store(mode, *, begun=True, **options):
         **options,
     )
     for worker in (0, 1):
-        store.join(worker, 1, 1, "host", 1)
-    store.release(0, 0.5)
+        coordinator.join(worker, 1, 1, "host", 1)
+    coordinator.release(0, 0.5)
     for worker in (0, 1) if begun else ():
-        store.ready(worker, 1, 1, 10, 0, {})
-    return store
+        coordinator.ready(worker, 1, 1, 10, 0, {})
+    return coordinator
 
 
-def _steward(store):
+def _steward(coordinator):
     """Return a stand-in for the driver's half of a run, without Keras."""
     return SimpleNamespace(
         weight_bytes=28,
-        drive=lambda **body: store.release(body["released"], 0.5) or b"record",
-        replace=lambda epoch, weights: store.replace(*np.split(np.frombuffer(weights, np.float32), [5])),
+        drive=lambda **body: coordinator.release(body["released"], 0.5) or b"record",
+        replace=lambda epoch, weights: coordinator.replace(
+            *np.split(np.frombuffer(weights, np.float32), [5])
+        ),
         leave=lambda worker: None,
     )
 

@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from stores import RUN, begun, store_of
+from coordinators import RUN, begun, coordinator_of
 
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
@@ -46,9 +46,9 @@ def served(*, encrypted, files=1000, before=()):
 
 
 def main():
-    store = begun(store_of("asynchronous", workers=2))
+    coordinator = begun(coordinator_of("asynchronous", workers=2))
     context, certificate = tls.server_context() if sys.argv[2:] else (None, b"")
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2, context) as port:
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 2, context) as port:
         files = len(os.listdir("/proc/self/fd")) + int(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         sys.stdout.write(f"{port} {certificate.hex()}\n")

@@ -59,10 +59,13 @@ class World:
         self.wake(self.running, self.now + seconds)
         self.give_way()
 
-    def live_in(self, store):
+    def live_in(self, coordinator):
         """Make waits for a coordinator use this world's time."""
-        store.state.changed, store.aggregation.changed = Condition(self), Condition(self)
-        store.aggregation.lock, store.aggregation.clock = store.state.changed, lambda: self.now
+        coordinator.state.changed, coordinator.aggregation.changed = Condition(self), Condition(self)
+        coordinator.aggregation.lock, coordinator.aggregation.clock = (
+            coordinator.state.changed,
+            lambda: self.now,
+        )
 
     def wake(self, thread, when):
         """Wake a thread at ``when``, unless it wakes earlier."""

@@ -1,4 +1,4 @@
-"""The settings of `make notebooks`: outputs hold what cells print, and nothing about the machine or the time.
+"""The settings of `make notebooks`: outputs hold nothing about the machine or the time.
 
 Java and TensorFlow's C++ code log to the file descriptors of the kernel's process. These lines go to the
 terminal. Warnings of Python stay in the output.

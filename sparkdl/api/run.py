@@ -19,7 +19,7 @@ from sparkdl.settings import FaultTolerance, Network, with_deprecated
 from sparkdl.spark import jobs, preflight
 from sparkdl.spark.application import application_of
 from sparkdl.spark.failures import explained_if_stopped
-from sparkdl.spark.jobs import Job, StageFactory
+from sparkdl.spark.jobs import SparkJob, StageFactory
 from sparkdl.worker.collective import WorkerContext
 from sparkdl.worker.tasks import FunctionTask
 
@@ -72,23 +72,23 @@ def run(
         cluster.require_python(_backend())
         num_workers, why = cluster.num_workers(config.num_workers, None, start_timeout)
         jobs.logger.info("%d workers: %s.", num_workers, why)
-        store = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
+        coordinator = AllReduceCoordinator(secrets.token_bytes(16), num_workers)
         stack.enter_context(jobs.claim(cluster, num_workers))
-        endpoint = stack.enter_context(serving(store, cluster, config.network, Traffic()))
+        endpoint = stack.enter_context(serving(coordinator, cluster, config.network, Traffic()))
         tasks = context.parallelize(range(num_workers), num_workers)
         expected = preflight.expectations(_backend(), local=cluster.local)
 
-        def submit(generation: int, barrier: bool) -> Job:
+        def submit(generation: int, barrier: bool) -> SparkJob:
             stages = StageFactory(
                 expected=expected, endpoint=endpoint, generation=generation, profile=cluster.profile
             )
             stage = stages.make(FunctionTask(function, num_workers))
             text = f"sparkdl: run {getattr(function, '__name__', 'a function')}"
-            return Job(cluster, jobs.run_rdd(tasks, stage, barrier=barrier), text)
+            return SparkJob(cluster, jobs.run_rdd(tasks, stage, barrier=barrier), text)
 
         group = WorkerGroup(
             cluster=cluster,
-            store=store,
+            coordinator=coordinator,
             submit=submit,
             barrier=not cluster.dynamic,
             restarts=0,

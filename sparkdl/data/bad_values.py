@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 NAN, INF, CLASS = "NaN", "Inf", "labels"
 
 
-class Classes(NamedTuple):
+class KnownClasses(NamedTuple):
     """The classes that a loss knows.
 
     Attributes:
@@ -72,7 +72,7 @@ class Faults:
     def __init__(
         self,
         schema: Schema,
-        classes: Mapping[int, Classes],
+        classes: Mapping[int, KnownClasses],
         seeds: tuple[int | None, int | None] = (None, None),
         origin: Origin = lambda key: f"row {key}",
         *,
@@ -129,7 +129,7 @@ class Watched:
         return self.faults.found()
 
 
-def _wrong(rows: AnyRows, classes: Classes | None) -> Iterable[tuple[str, Array]]:
+def _wrong(rows: AnyRows, classes: KnownClasses | None) -> Iterable[tuple[str, Array]]:
     """Yield each kind of fault, with a mask of the rows that have it. NaN and Inf in one row count as NaN."""
     values = rows.compact().entries["value"] if isinstance(rows, SparseRows) else rows
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -169,7 +169,10 @@ def judge(words: str, nan: str) -> None:
 
 
 def sentences_of(
-    found: Iterable[Iterable[Any]], rows: Mapping[int, int], schema: Schema, classes: Mapping[int, Classes]
+    found: Iterable[Iterable[Any]],
+    rows: Mapping[int, int],
+    schema: Schema,
+    classes: Mapping[int, KnownClasses],
 ) -> str:
     """Return faults as sentences; an empty string if there are none.
 

@@ -155,7 +155,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The batches and windows of one worker's epochs. A window ends with an exchange.
 
     An epoch is a pass over all rows, unless ``steps_per_epoch`` is given. Then each epoch begins at the row

@@ -14,7 +14,7 @@ from sparkdl.data.spill import SpillFile
 PREFIX = "sparkdl-rows-"
 
 
-def shared(name: str, schema: Schema, seed: int | None, store: Callable[[SpillFile], object]) -> SpillFile:
+def shared(name: str, schema: Schema, seed: int | None, add: Callable[[SpillFile], object]) -> SpillFile:
     """Return the rows with a name; the first process of the executor that asks for them stores them.
 
     The others wait for it, and map the same files. The files lie in a local directory of Spark, which deletes
@@ -24,7 +24,7 @@ def shared(name: str, schema: Schema, seed: int | None, store: Callable[[SpillFi
         name: the name of the rows. Rows with one name are the same.
         schema: the schema of the rows.
         seed: the seed of the buckets, as in SpillFile.
-        store: adds the rows to a SpillFile.
+        add: adds the rows to a SpillFile.
     """
     directory = spill.local_directory()
     folder = os.path.join(directory, PREFIX + name)
@@ -34,7 +34,7 @@ def shared(name: str, schema: Schema, seed: int | None, store: Callable[[SpillFi
         rows = SpillFile(schema, directory, seed, folder=folder)
         try:
             if not rows.load():
-                store(rows)
+                add(rows)
                 rows.save()
         except BaseException:
             rows.close()

@@ -47,7 +47,7 @@ LARGEST = 1e-3  # the largest relative difference from Keras's weights; a lost r
 ADDRESS = "Correct --master, start the master, or open its port to this machine."
 
 
-class Cluster:
+class ClusterChecks:
     """A Spark application under examination. The checks are called in the order below.
 
     Args:
@@ -78,8 +78,8 @@ class Cluster:
                 "--timeout.",
             )
         if isinstance(self._started, Exception):
-            said = _why(self._started, self._log).rstrip(".")
-            text = f"Spark did not start: {said}. Correct --master or the setting that caused this."
+            reason = _why(self._started, self._log).rstrip(".")
+            text = f"Spark did not start: {reason}. Correct --master or the setting that caused this."
             return Finding("failed", text)
         self.application = self._started
         master = self.options.master if self.application.remote else self.application.setting("spark.master")
@@ -176,8 +176,8 @@ class Cluster:
 
     def endpoint(self) -> Finding:
         """Open an endpoint as a fit does, and connect to it from executors."""
-        store = AllReduceCoordinator(secrets.token_bytes(16), self.num_workers)
-        with serving(store, self.application, Network(), Traffic()) as endpoint:
+        coordinator = AllReduceCoordinator(secrets.token_bytes(16), self.num_workers)
+        with serving(coordinator, self.application, Network(), Traffic()) as endpoint:
             self._probe(endpoint)
         secured = " with TLS" if endpoint.certificate else ""
         return Finding("ok", f"executors reach {endpoint.host}:{endpoint.port}{secured}")
@@ -289,8 +289,8 @@ def _why(error: Exception, log: Path) -> str:
         text = log.read_text(errors="replace")
     if found := JAVA.findall(text):
         return f"{found[-1][0].rpartition('.')[2]}: {found[-1][1]}"
-    said = re.findall(r"^(?:Error|Exception|ERROR)\b.*$", text, re.MULTILINE)
-    return said[0] if said else reason_of(error)
+    found = re.findall(r"^(?:Error|Exception|ERROR)\b.*$", text, re.MULTILINE)
+    return found[0] if found else reason_of(error)
 
 
 def _model() -> keras.Model:

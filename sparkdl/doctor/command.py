@@ -60,9 +60,9 @@ def examine(options: Options, report: Report, log: Path) -> None:
 
 def examine_spark(options: Options, report: Report, log: Path) -> None:
     """Run the checks of a Spark application; the arguments are those of ``examine``."""
-    from sparkdl.doctor.cluster import Cluster  # imports Keras and PySpark
+    from sparkdl.doctor.cluster import ClusterChecks  # imports Keras and PySpark
 
-    cluster = Cluster(options, log)
+    cluster = ClusterChecks(options, log)
     try:
         if not report.check("Spark", cluster.start):
             return

@@ -55,9 +55,9 @@ def packages() -> Finding:
         )
     unmet = {each: version_of(each.name) for each in needed if not _is_met(each)}
     if unmet:
-        said = ", ".join(f"{each.name} {found or 'is missing'}" for each, found in unmet.items())
+        versions = ", ".join(f"{each.name} {found or 'is missing'}" for each, found in unmet.items())
         wanted = " ".join(f"'{each.name}{each.specifier}'" for each in unmet)
-        return Finding("failed", f"{said}; sparkdl needs {wanted}. Run pip install {wanted}.")
+        return Finding("failed", f"{versions}; sparkdl needs {wanted}. Run pip install {wanted}.")
     return Finding("ok", ", ".join(f"{name} {version_of(name)}" for name in SHOWN))
 
 

@@ -18,7 +18,7 @@ from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
 from sparkdl.driver.display.progress import Results
 from sparkdl.driver.epochs import DriverModel
-from sparkdl.driver.remote_server import Store
+from sparkdl.driver.remote_server import AnyCoordinator
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
@@ -55,7 +55,7 @@ class CheckpointPolicy:
         self.first = request.fit.initial_epoch, float(optimizers.batches_seen(request.model))
         self.on_event: Callable[[str, str], object] = no_event
 
-    def restore_store(self, store: Store) -> None:
+    def restore(self, coordinator: AnyCoordinator) -> None:
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
@@ -77,20 +77,20 @@ class CheckpointPolicy:
             CheckpointError: another run has taken the folder over, or has written to it.
         """
 
-    def keep(self, store: Store, logs: Results | None = None) -> None:
+    def keep(self, coordinator: AnyCoordinator, logs: Results | None = None) -> None:
         """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return []
 
-    def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
+    def keep_last(self, coordinator: AnyCoordinator, logs: Results, before: list[bytes]) -> None:
         """Save a final checkpoint if training was stopped or callbacks changed weights in ``on_train_end``.
 
         Then wait until all checkpoints are written.
 
         Args:
-            store: the run's coordinator.
+            coordinator: the run's coordinator.
             logs: the results of the last epoch.
             before: the digests of the model's weights before ``on_train_end``.
 
@@ -147,15 +147,15 @@ class FolderPolicy(CheckpointPolicy):
             self.seed, self.first = self.resumed.settings["seed"], self.resumed.first
         self.settings["seed"] = self.seed
 
-    def restore_store(self, store: Store) -> None:
+    def restore(self, coordinator: AnyCoordinator) -> None:
         """Restore the coordinator from the checkpoint that the run resumes from, if there is one.
 
         Raises:
             ConfigError: the state of the rule cannot be saved in a checkpoint, or differs in structure from
                 the saved state.
         """
-        assert isinstance(store, Coordinator)  # noqa: S101 - checkpoint_policy refuses placement="worker"
-        state = store.aggregation.state
+        assert isinstance(coordinator, Coordinator)  # noqa: S101 - checkpoint_policy refuses placement="worker"
+        state = coordinator.aggregation.state
         try:
             packing.parts(state)
         except (TypeError, ValueError) as error:
@@ -172,9 +172,9 @@ class FolderPolicy(CheckpointPolicy):
                     f"checkpoint as in this run: {error} Use the rule's code of the first run, or start a "
                     "new run with another folder and without resume."
                 ) from None
-            store.counters.update(self.resumed.counters)
-            store.resume(snapshot, self.resumed.held)
-        self.checkpoints.start_from(store.snapshot)
+            coordinator.counters.update(self.resumed.counters)
+            coordinator.resume(snapshot, self.resumed.held)
+        self.checkpoints.start_from(coordinator.snapshot)
 
     def restore_model(self) -> int | None:
         """Restore model and history from the checkpoint; return the epoch to continue with.
@@ -209,29 +209,29 @@ class FolderPolicy(CheckpointPolicy):
         """
         self.checkpoints.require_owned()
 
-    def keep(self, store: Store, logs: Results | None = None) -> None:
+    def keep(self, coordinator: AnyCoordinator, logs: Results | None = None) -> None:
         """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
-        if not store.plans or store.broken:
+        if not coordinator.plans or coordinator.broken:
             return
         if self.checkpoints.asks():
-            store.request_snapshot()
+            coordinator.request_snapshot()
         elif logs is not None and self.request.config.mode is not Mode.SYNCHRONOUS:
-            store.request_snapshot(ends=True)
-        snapshot = store.newest_snapshot
+            coordinator.request_snapshot(ends=True)
+        snapshot = coordinator.newest_snapshot
         if self.checkpoints.is_due(snapshot, ends=logs is not None):
-            self._save(store, snapshot, logs)
+            self._save(coordinator, snapshot, logs)
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return keras_variables.digests(self.request.model.weights)
 
-    def keep_last(self, store: Store, logs: Results, before: list[bytes]) -> None:
+    def keep_last(self, coordinator: AnyCoordinator, logs: Results, before: list[bytes]) -> None:
         """Save a final checkpoint if training was stopped or callbacks changed weights in ``on_train_end``.
 
         Then wait until all checkpoints are written.
 
         Args:
-            store: the run's coordinator.
+            coordinator: the run's coordinator.
             logs: the results of the last epoch.
             before: the digests of the model's weights before ``on_train_end``.
 
@@ -242,9 +242,11 @@ class FolderPolicy(CheckpointPolicy):
         try:
             if model.stop_training or before != keras_variables.digests(model.weights):
                 snapshot = replace(
-                    store.snapshot, parameters=self.driver.parameters(), statistics=self.driver.statistics()
+                    coordinator.snapshot,
+                    parameters=self.driver.parameters(),
+                    statistics=self.driver.statistics(),
                 )
-                self._save(store, snapshot, logs)
+                self._save(coordinator, snapshot, logs)
         finally:
             self.checkpoints.close()
         self.checkpoints.require_owned()
@@ -255,18 +257,18 @@ class FolderPolicy(CheckpointPolicy):
         self.checkpoints.close()
         self.training["checkpoints_failed"] = self.checkpoints.failed
 
-    def _save(self, store: Store, snapshot: Snapshot, logs: Results | None) -> None:
+    def _save(self, coordinator: AnyCoordinator, snapshot: Snapshot, logs: Results | None) -> None:
         model, history = self.request.model, self.request.history
         saved = Saved(
             settings=self.settings,
             first=self.first,
             snapshot=snapshot,
-            held=store.held,
+            held=coordinator.held,
             learning_rate=optimizers.learning_rate(model),
             history=history.history,
             epochs=history.epoch,
             training=self.training,
-            counters=store.counters,
+            counters=coordinator.counters,
             stopped=bool(model.stop_training),  # a callback may set any true value
             description=self.description,
         )

@@ -205,7 +205,7 @@ class Callbacks:
         params: Keras's parameters for callbacks: verbose, epochs, and steps if known.
 
     Attributes:
-        attends: whether a callback may replace the weights of the epoch's end for an evaluation.
+        may_replace_weights: whether a callback may replace the weights of the epoch's end for an evaluation.
         testing: whether an evaluation has begun and not ended.
     """
 
@@ -220,7 +220,7 @@ class Callbacks:
         self.terminate = any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in callbacks)
         self.factors = [one for one in callbacks if isinstance(one, LearningRateFactor)]
         self.early = any(batch_hooks.overrides(one, "on_epoch_begin") for one in callbacks)
-        self.attends = any(batch_hooks.overrides(one, "on_test_begin") for one in callbacks)
+        self.may_replace_weights = any(batch_hooks.overrides(one, "on_test_begin") for one in callbacks)
         self.testing = False
         self.before: list[bytes] = []
         self.draws = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
@@ -268,7 +268,7 @@ class Callbacks:
         """Begin the evaluation of the validation rows; return True if a callback changed weights for it."""
         self.testing = True
         self.list.on_test_begin()
-        return self.attends and self.before != keras_variables.digests(self.model.weights)
+        return self.may_replace_weights and self.before != keras_variables.digests(self.model.weights)
 
     def end_test(self, logs: Results, batches: int) -> None:
         """End the evaluation of ``batches`` batches of validation rows, with its results."""
@@ -355,6 +355,10 @@ class DriverModel:
     def statistics(self) -> Vector:
         """Return the moving statistics as one vector."""
         return self.layouts.statistics.pack(keras_variables.reading(self.variables.statistics))
+
+    def values(self) -> tuple[Vector, Vector]:
+        """Return the trainable variables and the moving statistics, a vector each."""
+        return self.parameters(), self.statistics()
 
     def load(self, snapshot: Snapshot, rows: Sequence[int]) -> None:
         """Load a snapshot into the model: weights, statistics, optimizer state and random generators.

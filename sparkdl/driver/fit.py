@@ -16,7 +16,7 @@ from math import isfinite
 
 from sparkdl.callbacks import LearningRateScaling, WorkerScalars
 from sparkdl.config import Mode, Placement
-from sparkdl.data.batch_plan import Plan, num_batches
+from sparkdl.data.batch_plan import BatchPlan, num_batches
 from sparkdl.driver import start_report
 from sparkdl.driver.batch_hooks import require_savers_on_driver
 from sparkdl.driver.checkpoint_policy import CheckpointPolicy, checkpoint_policy
@@ -24,7 +24,7 @@ from sparkdl.driver.display.choice import choose_display
 from sparkdl.driver.display.observation import ObservedDisplay
 from sparkdl.driver.display.progress import Display, LineDisplay, Results
 from sparkdl.driver.epochs import Callbacks, DriverModel, Reports
-from sparkdl.driver.remote_server import Store
+from sparkdl.driver.remote_server import AnyCoordinator
 from sparkdl.driver.request import Request
 from sparkdl.driver.server_setup import ServerSetup, hybrid_of
 from sparkdl.driver.start_report import Start
@@ -82,12 +82,11 @@ class FitRun:
             batch_size=batch_size,
             seed=fit.seed,
         )
-        before = None if earlier is None else earlier.checkpoints
         self.checkpoints: CheckpointPolicy = checkpoint_policy(
-            request, self.driver, self.rule, self.training, earlier=before
+            request, self.driver, self.rule, self.training, earlier=earlier.checkpoints if earlier else None
         )
         self.training["seed"] = self.checkpoints.seed
-        self.plan = Plan(
+        self.plan = BatchPlan(
             rows=(),
             worker=0,
             batch_size=batch_size,
@@ -135,41 +134,42 @@ class FitRun:
             stack.callback(self.checkpoints.close)
             stack.enter_context(jobs.cancelled_if_interrupted(self.cluster))
             stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
-            store, group, display = self._start(stack)
-            if self.checkpoints.resumed and changed and not store.snapshot.place:
-                store.replace(self.driver.parameters(), self.driver.statistics())
+            group, display = self._start(stack)
+            if self.checkpoints.resumed and changed and not self.coordinator.snapshot.place:
+                self.coordinator.replace(*self.driver.values())
             logs: Results = {}
             try:
                 group.start()
                 for epoch in range(request.fit.initial_epoch, end):
-                    result = self._epoch(epoch, store, group, display)
-                    logs = self._end_epoch(epoch, result, store, display)
+                    result = self._epoch(epoch, group, display)
+                    logs = self._end_epoch(epoch, result, display)
                     group.failures = 0
                     if request.model.stop_training:
                         break
-                store.stop()
+                self.coordinator.stop()
                 group.finish()
                 interrupts.check()
             except BaseException as error:
                 with interrupts.held():
-                    self._load(self._interrupted(store, group), store)
-                    self.record.settle(store, self.traffic)
+                    self._load(self._interrupted(group))
+                    self.record.settle(self.coordinator, self.traffic)
                     self.record.finish("failed", reason_of(error))
-                    self._record(store)
+                    self._record()
                 raise
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
-            self.record.settle(store, self.traffic)
+            self.record.settle(self.coordinator, self.traffic)
             if end < last and not request.model.stop_training:
-                self._record(store)
+                self._record()
                 self._end_joint_start(end)
+                del self.coordinator  # its center need not stay in memory while the next run trains
                 return
             self.record.finish("stopped" if request.model.stop_training else "finished")
         optimizers.finalize(request.model, self.driver.variables.trainable)
-        self.carried = store.carried()
-        self._record(store)
+        self.carried = self.coordinator.carried()
+        self._record()
         before = self.checkpoints.digests()
         self.callbacks.end(logs)
-        self.checkpoints.keep_last(store, logs, before)
+        self.checkpoints.keep_last(self.coordinator, logs, before)
 
     def _end_joint_start(self, epoch: int) -> None:
         """End a run that another one continues with this epoch."""
@@ -203,8 +203,8 @@ class FitRun:
             self.request.fit = replace(fit, initial_epoch=restored)
         return fit.initial_epoch if restored is None else restored
 
-    def _start(self, stack: Cleanup) -> tuple[Store, WorkerGroup, Display]:
-        """Return the run's coordinator, the workers that will use it, and the display of progress."""
+    def _start(self, stack: Cleanup) -> tuple[WorkerGroup, Display]:
+        """Return the run's workers and the display of progress."""
         request = self.request
         setup = ServerSetup(
             request=request,
@@ -213,25 +213,24 @@ class FitRun:
             choice=self.choice,
             hybrid=self.hybrid,
             first_step=self.checkpoints.first[1],
-            attended=self.callbacks.attends,
+            evaluation_waits=self.callbacks.may_replace_weights,
             factor=self.factor,
         )
         with request.flags.applied():
             spec, objects = serialization.freeze(
                 request.model, request.builder, request.custom_objects, check=request.check
             )
-            store = setup.store(None if self.checkpoints.resumed else request.carried)
-            self.checkpoints.restore_store(store)
+            self.coordinator = setup.make_coordinator(None if self.checkpoints.resumed else request.carried)
+            self.checkpoints.restore(self.coordinator)
         job = TrainingJob(request=request, driver=self.driver, plan=self.plan, choice=self.choice)
-        on_driver = request.config.placement is not Placement.WORKER
         if self.earlier is not None:
             self.record.resume(merge=self.rule.name, batch_size=self.plan.batch_size)
+        on_driver = request.config.placement is not Placement.WORKER
         shown = request.config.dashboard and on_driver and request.fit.verbose != 0
-        page = Page(self.record, store.shape.run) if shown else None
-        group = job.group(store, spec, objects, traffic=self.traffic, page=page, stack=stack)
+        page = Page(self.record, self.coordinator.shape.run) if shown else None
+        group = job.group(self.coordinator, spec, objects, traffic=self.traffic, page=page, stack=stack)
         group.on_event = self.checkpoints.on_event = self.record.add_event
-        verbose = 0 if self.callbacks.draws else request.fit.verbose
-        display = choose_display(verbose, request.fit.epochs)
+        display = choose_display(0 if self.callbacks.draws else request.fit.verbose, request.fit.epochs)
         stack.callback(display.close)
         if page is not None:
             noting = LineDisplay(request.fit.epochs) if self.callbacks.draws else display
@@ -240,85 +239,87 @@ class FitRun:
             display.note(self.checkpoints.resumption)
             self.record.add_event(self.checkpoints.resumption, "info")
             self.checkpoints.resumption = ""
-        return store, group, ObservedDisplay(display, self.record, store, self.traffic)
+        return group, ObservedDisplay(display, self.record, self.coordinator, self.traffic)
 
-    def _epoch(self, epoch: int, store: Store, group: WorkerGroup, display: Display) -> EpochResult:
+    def _epoch(self, epoch: int, group: WorkerGroup, display: Display) -> EpochResult:
         """Follow an epoch until all workers have ended it; return its result."""
         if epoch > self.request.fit.initial_epoch:
-            self._begin_epoch(epoch, store)
-            self._release(epoch, store)
-        display.begin(epoch, _epoch_rows(store))
+            self._begin_epoch(epoch)
+            self._release(epoch)
+        display.begin(epoch, _epoch_rows(self.coordinator))
         self.reports.begin()
-        self.begun, self.before = (store.snapshot.before or store.snapshot).progress, None
+        snapshot = self.coordinator.snapshot
+        self.begun, self.before = (snapshot.before or snapshot).progress, None
         started = time.monotonic()
         while True:
-            result = store.wait_epoch(epoch, POLL_SECONDS)
+            result = self.coordinator.wait_epoch(epoch, POLL_SECONDS)
             interrupts.check()
             self.checkpoints.require_owned()
             if result is not None:
                 if not self.reported:  # the start and the result arrived together
-                    self._report_start(store, display)
+                    self._report_start(display)
                 self.training["epoch_seconds"].append(time.monotonic() - started)
                 self.training["epoch_rows"].append(result.rows)
                 return result
             group.check()
-            self._begin_test(epoch, store)
-            self.checkpoints.keep(store)
-            if not self.reported and store.plans:
-                self._report_start(store, display)
-                self._release(epoch, store)
+            self._begin_test(epoch)
+            self.checkpoints.keep(self.coordinator)
+            if not self.reported and self.coordinator.plans:
+                self._report_start(display)
+                self._release(epoch)
                 started = time.monotonic()
-                display.begin(epoch, _epoch_rows(store))
-            self._follow(epoch, store, display)
+                display.begin(epoch, _epoch_rows(self.coordinator))
+            self._follow(epoch, display)
             if not self.reported:
                 display.wait(group.waiting)
 
-    def _release(self, epoch: int, store: Store) -> None:
+    def _release(self, epoch: int) -> None:
         """Let workers train to the end of this epoch, at the model's present learning rate."""
         self.rate = optimizers.learning_rate(self.request.model)
-        store.release(epoch, self.rate)
+        self.coordinator.release(epoch, self.rate)
 
-    def _follow(self, epoch: int, store: Store, display: Display) -> None:
+    def _follow(self, epoch: int, display: Display) -> None:
         """Show the progress of the current epoch, and call the hooks of the batches that are done."""
-        members = list(store.members.values())
+        members = list(self.coordinator.members.values())
         running = [each for member in members for each in member.running if each.epoch == epoch]
         hooks = self.callbacks.batches
-        if store.plans and self.reports.take(running):
-            plan = store.plans[0]
+        if self.coordinator.plans and self.reports.take(running):
+            plan = self.coordinator.plans[0]
             done = min(plan.steps - 1, self.reports.rows * plan.turn_steps // sum(plan.rows))
             hooks.reach(done, self.reports.results)
-            self._ask_for_weights(store, done)
+            self._ask_for_weights(done)
             rate = optimizers.learning_rate(self.request.model)
             if isfinite(rate) and rate != self.rate:
-                self._release(epoch, store)
-        self._save_batch(store)
-        if self.record.stop_request == "now" and store.plans:
+                self._release(epoch)
+        self._save_batch()
+        if self.record.stop_request == "now" and self.coordinator.plans:
             self.request.model.stop_training = True
         if self.request.model.stop_training:
-            store.end_early(epoch)
-        if store.plans:
-            display.update(_rows_done(store, epoch), _epoch_rows(store), self.reports.results)
+            self.coordinator.end_early(epoch)
+        if self.coordinator.plans:
+            done, rows = _rows_done(self.coordinator, epoch), _epoch_rows(self.coordinator)
+            display.update(done, rows, self.reports.results)
 
-    def _ask_for_weights(self, store: Store, done: int) -> None:
+    def _ask_for_weights(self, done: int) -> None:
         """Request a snapshot from the workers when a callback that saves after batches is due."""
         if self.before is None and self.callbacks.batches.is_due(done):
-            self.before = store.newest_snapshot
-            store.request_snapshot()
+            self.before = self.coordinator.newest_snapshot
+            self.coordinator.request_snapshot()
 
-    def _save_batch(self, store: Store) -> None:
+    def _save_batch(self) -> None:
         """Call the callbacks that save after batches, once the requested snapshot has arrived."""
-        if self.before is None or self.before is store.newest_snapshot:
+        if self.before is None or self.before is self.coordinator.newest_snapshot:
             return
-        snapshot, self.before = store.newest_snapshot, None
+        snapshot, self.before = self.coordinator.newest_snapshot, None
         hooks = self.callbacks.batches
-        done = min(store.plans[0].steps - 1, round(snapshot.progress - self.begun))
+        done = min(self.coordinator.plans[0].steps - 1, round(snapshot.progress - self.begun))
         states = [states for states in snapshot.metrics.values() if states]
         hooks.check()
-        self._load(snapshot, store)
+        self._load(snapshot)
         hooks.mark()
         hooks.save(done, self.metrics.merge(states) if states else self.reports.results)
 
-    def _begin_epoch(self, epoch: int, store: Store) -> None:
+    def _begin_epoch(self, epoch: int) -> None:
         """Call the callbacks for the start of an epoch after the first, and send weights that they set.
 
         Without rounds, workers may have begun the epoch already. Weights that callbacks only swapped for a
@@ -328,40 +329,40 @@ class FitRun:
         self.request.flags.require_kept()
         self.changed = False
         if changed and self.request.config.mode is not Mode.SYNCHRONOUS:
-            changed = not self.driver.is_at(store.snapshot)
+            changed = not self.driver.is_at(self.coordinator.snapshot)
         if changed:
-            store.replace(self.driver.parameters(), self.driver.statistics())
+            self.coordinator.replace(*self.driver.values())
 
-    def _merged(self, epoch: int, result: EpochResult, store: Store) -> Results:
+    def _merged(self, epoch: int, result: EpochResult) -> Results:
         """Return the results of all workers' metrics over the training rows of an epoch."""
         if not (self.joint and self.num_workers > 1 and self.request.divides):
             return self.metrics.merge(result.metrics)
-        return self.metrics.merge(result.metrics, result.losses, store.plans[0].batch_rows(epoch))
+        return self.metrics.merge(result.metrics, result.losses, self.coordinator.plans[0].batch_rows(epoch))
 
-    def _end_batches(self, snapshot: Snapshot, results: Results, store: Store) -> None:
+    def _end_batches(self, snapshot: Snapshot, results: Results) -> None:
         """Load the weights at the end of an epoch into the model, and call the remaining batch hooks."""
         self.callbacks.batches.check()
-        self._load(snapshot, store)
+        self._load(snapshot)
         self.callbacks.note_weights()
-        self.callbacks.end_batches(store.plans[0].steps, results)
+        self.callbacks.end_batches(self.coordinator.plans[0].steps, results)
 
-    def _begin_test(self, epoch: int, store: Store) -> None:
+    def _begin_test(self, epoch: int) -> None:
         """Call ``on_test_begin`` at an epoch's end, if workers wait for it, and let them evaluate."""
-        ended = store.unattended(epoch)
+        ended = self.coordinator.awaiting_evaluation(epoch)
         if ended is None:
             return
-        self._end_batches(ended.snapshot, self._merged(epoch, ended, store), store)
+        self._end_batches(ended.snapshot, self._merged(epoch, ended))
         changed = self.callbacks.begin_test()
-        store.evaluate(epoch, (self.driver.parameters(), self.driver.statistics()) if changed else None)
+        self.coordinator.evaluate(epoch, self.driver.values() if changed else None)
 
-    def _validation_batches(self, store: Store) -> int:
+    def _validation_batches(self) -> int:
         """Return the number of batches in which a single process would evaluate the validation rows."""
         fit = self.request.fit
         size = fit.validation_batch_size or self.plan.batch_size
-        rows = sum(member.validation_rows for member in store.members.values())
+        rows = sum(member.validation_rows for member in self.coordinator.members.values())
         return num_batches(min(rows, fit.validation_rows(size) or rows), size)
 
-    def _report_start(self, store: Store, display: Display) -> None:
+    def _report_start(self, display: Display) -> None:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
@@ -371,49 +372,50 @@ class FitRun:
                 model takes full batches only; or some rows cannot be trained on.
         """
         self.reported = True
-        self.callbacks.set_steps(store.plans[0].steps)
-        start = Start(request=self.request, choice=self.choice, plans=store.plans, members=store.members)
+        plans, members = self.coordinator.plans, self.coordinator.members
+        start = Start(request=self.request, choice=self.choice, plans=plans, members=members)
+        self.callbacks.set_steps(plans[0].steps)
         start_report.check(start)
         self.training.update(
-            gpus=start_report.gpus_of(store.members, shared=self.request.config.share_gpus),
+            gpus=start_report.gpus_of(members, shared=self.request.config.share_gpus),
             rows=start.rows,
             worker_rows=list(start.plan.rows),
             learning_rate_scale=start.rate_scale,
         )
         start_report.report(start, display.note)
 
-    def _end_epoch(self, epoch: int, result: EpochResult, store: Store, display: Display) -> Results:
+    def _end_epoch(self, epoch: int, result: EpochResult, display: Display) -> Results:
         """Load the weights at the end of an epoch, call callbacks, and return the epoch's results."""
-        logs = results = self._merged(epoch, result, store)
-        store.commit(result.snapshot)
+        logs = results = self._merged(epoch, result)
+        self.coordinator.commit(result.snapshot)
         self.training["losses"].append(result.losses)
         if not self.callbacks.testing:  # otherwise _begin_test has done this already
-            self._end_batches(result.snapshot, results, store)
+            self._end_batches(result.snapshot, results)
         if result.validation:
             held = self.metrics.merge(result.validation, step="test_step")
             logs = logs | {f"val_{name}": value for name, value in held.items()}
-            self.callbacks.end_test(held, self._validation_batches(store))
-            if self.callbacks.attends and self.driver.is_at(result.snapshot):
+            self.callbacks.end_test(held, self._validation_batches())
+            if self.callbacks.may_replace_weights and self.driver.is_at(result.snapshot):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
-        self._observe_workers(result, store)
+        self._observe_workers(result)
         self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
         if self.record.stop_request is not None:
             self.request.model.stop_training = True
         ends = self.request.model.stop_training or epoch + 1 == self.request.fit.epochs
         if self.changed and (ends or self.request.config.mode is Mode.SYNCHRONOUS):
-            store.replace(self.driver.parameters(), self.driver.statistics())
+            self.coordinator.replace(*self.driver.values())
             self.changed = False
-        self.checkpoints.keep(store, logs)
+        self.checkpoints.keep(self.coordinator, logs)
         return logs
 
-    def _observe_workers(self, result: EpochResult, store: Store) -> None:
+    def _observe_workers(self, result: EpochResult) -> None:
         """Give each worker's state and results at the end of an epoch to the callbacks that show them."""
         observers = [each for each in self.request.callbacks if isinstance(each, WorkerScalars)]
         if not observers:
             return
         results: dict[int, dict[str, float]] = {}
-        rows = self._rows(store)
+        rows = self._rows()
         if len(result.metrics) == len(rows):  # else a worker was lost, and its states are missing
             for worker, states in enumerate(result.metrics):
                 merged = self.metrics.merge([states]) if states and rows[worker] else {}
@@ -421,31 +423,32 @@ class FitRun:
         for observer in observers:
             observer.observe(self.record.workers(), results)
 
-    def _load(self, snapshot: Snapshot, store: Store) -> None:
+    def _load(self, snapshot: Snapshot) -> None:
         """Load a snapshot into the user's model, but keep the model's present learning rate."""
         rate = optimizers.learning_rate(self.request.model)
-        self.driver.load(snapshot, self._rows(store))
+        self.driver.load(snapshot, self._rows())
         optimizers.set_learning_rate(self.request.model, rate)
 
-    def _interrupted(self, store: Store, group: WorkerGroup) -> Snapshot:
+    def _interrupted(self, group: WorkerGroup) -> Snapshot:
         """Stop a run that ends early, wait for its last merge, and return its last snapshot."""
         try:
-            if store.plans and store.failure is None and group.job is not None and group.job.running:
-                store.stop()
+            job = group.job
+            if job is not None and job.running and self.coordinator.plans and not self.coordinator.failure:
+                self.coordinator.stop()
                 deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
-                while not store.reported and group.job.running and time.monotonic() < deadline:
-                    store.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
+                while not self.coordinator.reported and job.running and time.monotonic() < deadline:
+                    self.coordinator.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
         except Exception as error:  # noqa: BLE001 - a request to worker 0 may fail in any way
             logger.debug("The run could not be stopped: %r", error)
-        return store.stopped_snapshot()
+        return self.coordinator.stopped_snapshot()
 
-    def _rows(self, store: Store) -> tuple[int, ...]:
+    def _rows(self) -> tuple[int, ...]:
         """Return the training rows of each worker; zeros until they are known."""
-        return store.plans[0].rows if store.plans else (0,) * self.num_workers
+        return self.coordinator.plans[0].rows if self.coordinator.plans else (0,) * self.num_workers
 
-    def _record(self, store: Store) -> None:
+    def _record(self) -> None:
         """Record the counts of the run in its History."""
-        counts = self.traffic.summary() | store.summary() | {"restarts": store.restarts}
+        counts = self.traffic.summary() | self.coordinator.summary() | {"restarts": self.coordinator.restarts}
         dropped = counts.pop("dropped", None)
         self.training.count(counts)
         if isinstance(dropped, dict) and dropped:
@@ -453,18 +456,18 @@ class FitRun:
             logger.warning("Late updates were not merged (%s).", workers)
         history = self.request.history
         history.training, history.run = self.training, self.record.values()
-        history.intervals = [*(history.intervals if self.earlier else ()), *store.intervals]
+        history.intervals = [*(history.intervals if self.earlier else ()), *self.coordinator.intervals]
 
 
-def _epoch_rows(store: Store) -> int:
+def _epoch_rows(coordinator: AnyCoordinator) -> int:
     """Return the number of rows that all workers train on in an epoch; 0 until it is known."""
-    return sum(plan.epoch_rows for plan in store.plans)
+    return sum(plan.epoch_rows for plan in coordinator.plans)
 
 
-def _rows_done(store: Store, epoch: int) -> int:
+def _rows_done(coordinator: AnyCoordinator, epoch: int) -> int:
     """Return the number of rows done in an epoch. Without rounds, workers may be in the next one already."""
     return sum(
-        member.seen_rows if member.epoch == epoch else store.plans[worker].epoch_rows
-        for worker, member in tuple(store.members.items())
+        member.seen_rows if member.epoch == epoch else coordinator.plans[worker].epoch_rows
+        for worker, member in tuple(coordinator.members.items())
         if member.epoch >= epoch
     )

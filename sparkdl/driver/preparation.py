@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
 from sparkdl.core.tree import leaves
-from sparkdl.data.bad_values import Classes, judge, sentences_of
+from sparkdl.data.bad_values import KnownClasses, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
@@ -368,7 +368,7 @@ class _Rows(NamedTuple):
     first: FirstRow
     settled: FirstRow
     divides: bool
-    classes: dict[int, Classes]
+    classes: dict[int, KnownClasses]
 
 
 def _look_at_rows(
@@ -395,7 +395,7 @@ def _look_at_rows(
     return _Rows(schema, first, settled, divides, classes)
 
 
-def _judge_rows(source: Source, held: Source | None, classes: dict[int, Classes], nan: str) -> None:
+def _judge_rows(source: Source, held: Source | None, classes: dict[int, KnownClasses], nan: str) -> None:
     """Refuse rows on the driver that cannot be trained on, or warn of them; workers check all other rows.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import Any
 
 from sparkdl.core.packing import unpack
 from sparkdl.core.vectors import Vector
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.errors import SparkDLError
 from sparkdl.server.coordinator import Coordinator
@@ -67,11 +67,11 @@ class RemoteCoordinator:
         self.counters: dict[str, int] = {}  # those of the endpoint are in ``summary``
         self._log: list[LogEntry] = []
         self.members: dict[int, Member] = {}
-        self.plans: list[Plan] = []
+        self.plans: list[BatchPlan] = []
         self._summary: Summary = {}
         self._results: dict[int, EpochResult] = {}
         self._stopped: Snapshot | None = None
-        self._unattended: dict[int, EpochResult] = {}
+        self._awaiting_evaluation: dict[int, EpochResult] = {}
         self._endpoint: Endpoint | None = None
         self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False, "short": -1}
         self._changed = threading.Condition()
@@ -104,7 +104,7 @@ class RemoteCoordinator:
             self._results |= _results(known["results"])
             if known["stopped"] is not None:
                 self._stopped = Snapshot.of(known["stopped"])
-            self._unattended |= _results(known["unattended"])
+            self._awaiting_evaluation |= _results(known["awaiting_evaluation"])
             self._changed.notify_all()
 
     def _drive(self, epoch: int) -> None:
@@ -131,17 +131,17 @@ class RemoteCoordinator:
             self._drive(epoch)
         with self._changed:
             self._changed.wait_for(
-                lambda: epoch in self._results or epoch in self._unattended or self._over, timeout
+                lambda: epoch in self._results or epoch in self._awaiting_evaluation or self._over, timeout
             )
             return self._results.pop(epoch, None)
 
-    def unattended(self, epoch: int) -> EpochResult | None:
+    def awaiting_evaluation(self, epoch: int) -> EpochResult | None:
         """Return the workers' reports of an epoch whose evaluation waits for the driver, else None."""
-        return self._unattended.get(epoch)
+        return self._awaiting_evaluation.get(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
         """Let workers evaluate an epoch, as ``Coordinator.evaluate`` does."""
-        self._unattended.clear()
+        self._awaiting_evaluation.clear()
         if self._endpoint is not None:
             body = b"".join(part.tobytes() for part in weights or ())
             self.ask(self._endpoint, f"/v1/evaluate/{epoch}", body)
@@ -220,7 +220,7 @@ def _member(fields: dict[str, Any]) -> Member:
     return Member(**fields | {"running": running, "held": held, "heard": time.monotonic()})  # on this clock
 
 
-Store = Coordinator | RemoteCoordinator
+AnyCoordinator = Coordinator | RemoteCoordinator
 
 
 def _results(given: Iterable[Any]) -> dict[int, EpochResult]:

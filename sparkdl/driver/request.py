@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparkdl.config import FitConfig, TrainConfig
-from sparkdl.data.bad_values import Classes
+from sparkdl.data.bad_values import KnownClasses
 from sparkdl.data.batch_plan import num_batches
 from sparkdl.data.schema import Schema
 from sparkdl.driver.epochs import Metrics
@@ -86,7 +86,7 @@ class Request:
     distribution: Callable[[], Any] | None = None
     spare_slot: bool = False
     divides: bool = False
-    classes: dict[int, Classes] = field(default_factory=dict)
+    classes: dict[int, KnownClasses] = field(default_factory=dict)
     fixed_batch_size: int | None = None
     check: Callable[[Model], None] | None = None
     lease: Lease | None = None

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sparkdl.config import Placement, TrainConfig
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver.epochs import DriverModel
-from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.remote_server import AnyCoordinator, RemoteCoordinator
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
@@ -43,20 +43,20 @@ class ServerSetup:
         choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
         hybrid: the conditions for closing a round without some workers; None: rounds wait for all.
         first_step: the number of batches that the optimizer had seen before the run.
-        attended: whether callbacks take part in the evaluation of validation rows.
+        evaluation_waits: whether callbacks take part in the evaluation of validation rows.
         factor: the factor of the learning rate as a function of the epochs done; None: no factor.
     """
 
     request: Request
     driver: DriverModel
-    plan: Plan
+    plan: BatchPlan
     choice: Choice
     hybrid: Hybrid | None
     first_step: float
-    attended: bool
+    evaluation_waits: bool
     factor: Callable[[float], float] | None
 
-    def store(self, carried: CarriedState | None) -> Store:
+    def make_coordinator(self, carried: CarriedState | None) -> AnyCoordinator:
         """Return the run's coordinator, or the driver's view of the coordinator in worker 0.
 
         Args:
@@ -65,7 +65,7 @@ class ServerSetup:
         """
         config, cluster, model = self.request.config, self.request.cluster, self.request.model
         shape, terms = self._shape(), self._terms()
-        start = self.driver.parameters(), self.driver.statistics()
+        start = self.driver.values()
         decays = keras_variables.decays(model)
         if config.placement is not Placement.WORKER:
             return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
@@ -94,7 +94,7 @@ class ServerSetup:
             plan=self.plan,
             epochs=fit.epochs,
             evaluated=fit.evaluated if validating else frozenset(),
-            attended=validating and self.attended,
+            evaluation_waits=validating and self.evaluation_waits,
             metrics=request.metrics.layout.nbytes,
             optimizer=layouts.optimizer.nbytes,
             generators=layouts.generators.nbytes,

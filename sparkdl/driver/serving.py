@@ -32,7 +32,7 @@ NO_RUN = bytes(16)
 
 @contextmanager
 def serving(
-    store: GroupCoordinator,
+    coordinator: GroupCoordinator,
     cluster: SparkApplication,
     network: Network,
     traffic: Traffic,
@@ -43,7 +43,7 @@ def serving(
     """Serve a coordinator to workers in a ``with`` block, and close it at the end; yield the endpoint.
 
     Args:
-        store: the coordinator of the run.
+        coordinator: the coordinator of the run.
         cluster: the Spark application.
         network: the settings of the endpoint.
         traffic: the counts of requests to the endpoint.
@@ -52,13 +52,13 @@ def serving(
     """
     token = secrets.token_urlsafe(32)
     metrics = metrics_token(cluster.setting(TOKEN_SETTING))
-    app = make_app(store, token, traffic, metrics_token=metrics, page=page, rows=rows)
-    shape = store.shape
+    app = make_app(coordinator, token, traffic, metrics_token=metrics, page=page, rows=rows)
+    shape = coordinator.shape
     with _listening(app, token, cluster, network, shape.num_workers, run=shape.run, page=page) as endpoint:
         try:
             yield endpoint
         finally:
-            store.close()  # before the server stops, so that no request keeps it waiting
+            coordinator.close()  # before the server stops, so that no request keeps it waiting
 
 
 @contextmanager

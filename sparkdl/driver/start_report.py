@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sparkdl.config import AUTO
 from sparkdl.data.bad_values import judge, sentences_of
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.blocks import TRAINING, VALIDATION
 from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.request import Request
@@ -38,11 +38,11 @@ class Start:
 
     request: Request
     choice: Choice
-    plans: Sequence[Plan]
+    plans: Sequence[BatchPlan]
     members: Mapping[int, Member]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """The plan of worker 0. Like every plan, it has the row counts of all workers."""
         return self.plans[0]
 

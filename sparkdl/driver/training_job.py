@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from sparkdl.config import Mode, Placement
 from sparkdl.core.sparse_gradients import most_words
 from sparkdl.core.vectors import trim
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver.epochs import DriverModel
-from sparkdl.driver.remote_server import RemoteCoordinator, Store
+from sparkdl.driver.remote_server import AnyCoordinator, RemoteCoordinator
 from sparkdl.driver.request import Request
 from sparkdl.driver.serving import serving
 from sparkdl.driver.worker_group import WorkerGroup
@@ -24,7 +24,7 @@ from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
 from sparkdl.sources.base import MakeAction
 from sparkdl.spark import preflight
-from sparkdl.spark.jobs import Job, StageFactory
+from sparkdl.spark.jobs import SparkJob, StageFactory
 from sparkdl.worker.strategies import TrainSettings
 from sparkdl.worker.train import TrainJob
 from sparkdl.worker.user_code import Code
@@ -43,12 +43,12 @@ class TrainingJob:
 
     request: Request
     driver: DriverModel
-    plan: Plan
+    plan: BatchPlan
     choice: Choice
 
     def group(
         self,
-        store: Store,
+        coordinator: AnyCoordinator,
         spec: serialization.ModelSpec,
         objects: configuration.Objects,
         *,
@@ -59,7 +59,7 @@ class TrainingJob:
         """Return the job's worker group, which has not been started yet.
 
         Args:
-            store: the run's coordinator, or the driver's view of the coordinator in worker 0.
+            coordinator: the run's coordinator, or the driver's view of the coordinator in worker 0.
             spec: the model, as values.
             objects: the custom objects of the model.
             traffic: the counts of requests to the endpoint.
@@ -68,7 +68,7 @@ class TrainingJob:
         """
         request, config, cluster = self.request, self.request.config, self.request.cluster
         with interrupts.held():
-            shared = cluster.share(self._shared(store, spec))
+            shared = cluster.share(self._shared(coordinator, spec))
             stack.callback(cluster.forget, shared)
         trim(self.driver.layouts.trainable.nbytes)  # release the memory that serializing the model took
         request.source.ahead = int(request.spare_slot)
@@ -81,9 +81,9 @@ class TrainingJob:
         )
         # If the coordinator is in worker 0, the run cannot restart after a loss: the coordinator is lost too.
         endpoint, restarts = None, 0
-        if isinstance(store, Coordinator):
+        if isinstance(coordinator, Coordinator):
             endpoint = stack.enter_context(
-                serving(store, cluster, config.network, traffic, page=page, rows=request.source.served)
+                serving(coordinator, cluster, config.network, traffic, page=page, rows=request.source.served)
             )
             restarts = config.fault_tolerance.max_restarts
         stages = StageFactory(
@@ -95,8 +95,8 @@ class TrainingJob:
         together = config.mode is Mode.SYNCHRONOUS and not config.goes_on and not cluster.dynamic
         group = WorkerGroup(
             cluster=cluster,
-            store=store,
-            submit=self._submitter(store, stages, make_action),
+            coordinator=coordinator,
+            submit=self._submitter(coordinator, stages, make_action),
             address=None if endpoint is None else endpoint.url,
             barrier=endpoint is None or together,
             restarts=restarts,
@@ -106,7 +106,7 @@ class TrainingJob:
         stack.callback(group.cancel)
         return group
 
-    def _shared(self, store: Store, spec: serialization.ModelSpec) -> TrainJob:
+    def _shared(self, coordinator: AnyCoordinator, spec: serialization.ModelSpec) -> TrainJob:
         """Return the values that the tasks share. Set each source's evaluation batch size and row limit."""
         request, fit, layout = self.request, self.request.fit, self.driver.layouts.trainable
         config, sharded = request.config, request.config.placement is Placement.EXECUTORS
@@ -134,7 +134,7 @@ class TrainingJob:
             schema=request.schema,
             layout=layout.digest,
             class_weight=fit.class_weight,
-            hosted=store.hosted if isinstance(store, RemoteCoordinator) else None,
+            hosted=coordinator.hosted if isinstance(coordinator, RemoteCoordinator) else None,
             classes=request.classes,
             shards=request.num_workers if sharded else 0,
             codec=config.codec,
@@ -162,17 +162,17 @@ class TrainingJob:
         return f"{request.source.shared}-{digest}"
 
     def _submitter(
-        self, store: Store, stages: StageFactory, make_action: MakeAction
-    ) -> Callable[[int, bool], Job]:
+        self, coordinator: AnyCoordinator, stages: StageFactory, make_action: MakeAction
+    ) -> Callable[[int, bool], SparkJob]:
         """Return the function that submits the job of a generation, as a barrier stage or not."""
         request, cluster = self.request, self.request.cluster
 
-        def submit(generation: int, barrier: bool) -> Job:
+        def submit(generation: int, barrier: bool) -> SparkJob:
             action = make_action(replace(stages, generation=generation, profile=cluster.profile), barrier)
             text = f"sparkdl: fit {request.model.name} with {request.num_workers} workers"
             text += f", start {generation}" if generation > 1 else ""
-            if isinstance(store, RemoteCoordinator):
-                return Job(cluster, lambda: store.receive(action()), text)
-            return Job(cluster, action, text)
+            if isinstance(coordinator, RemoteCoordinator):
+                return SparkJob(cluster, lambda: coordinator.receive(action()), text)
+            return SparkJob(cluster, action, text)
 
         return submit

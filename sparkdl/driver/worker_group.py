@@ -13,7 +13,7 @@ from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.monitoring.live import no_event
 from sparkdl.spark import failures
 from sparkdl.spark.application import SparkApplication
-from sparkdl.spark.jobs import Job
+from sparkdl.spark.jobs import SparkJob
 from sparkdl.spark.slots import NOTICE_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class WorkerGroup:
 
     Attributes:
         cluster: the Spark application.
-        store: the run's coordinator, or the driver's view of the coordinator in worker 0.
+        coordinator: the run's coordinator, or the driver's view of the coordinator in worker 0.
         submit: the function that submits the job of a generation, as a barrier stage or not.
         barrier: whether the job is a barrier stage.
         restarts: the maximum number of consecutive restarts; a completed epoch resets the count.
@@ -41,15 +41,15 @@ class WorkerGroup:
     """
 
     cluster: SparkApplication
-    store: GroupCoordinator | RemoteCoordinator
-    submit: Callable[[int, bool], Job]
+    coordinator: GroupCoordinator | RemoteCoordinator
+    submit: Callable[[int, bool], SparkJob]
     barrier: bool
     restarts: int
     start_timeout: float
     address: str | None = None
     on_event: Callable[[str, str], object] = no_event
     of_rows: bool = False
-    job: Job | None = None
+    job: SparkJob | None = None
     failures: int = 0
     shipped: bool = False
     stale: int = 0
@@ -64,13 +64,13 @@ class WorkerGroup:
     @property
     def most_stale(self) -> int:
         """The maximum number of restarts because of stale Python processes."""
-        return 3 * self.store.shape.num_workers
+        return 3 * self.coordinator.shape.num_workers
 
     def start(self) -> None:
         """Submit the job of the present generation."""
         self.started = self.noticed = time.monotonic()
         self.forming, self.formed, self.logged = None, False, ""
-        self.job = self.submit(self.store.generation, self.barrier)
+        self.job = self.submit(self.coordinator.generation, self.barrier)
 
     def check(self) -> None:
         """Check the workers once, and restart them after a failure that a restart can fix.
@@ -79,24 +79,24 @@ class WorkerGroup:
             SparkDLError: a worker failed, workers died too often, or workers did not start in time.
         """
         self._relay_logs()
-        if self.store.failure is not None:
-            self._failed(self.store.failure)
+        if self.coordinator.failure is not None:
+            self._failed(self.coordinator.failure)
         elif self.job is not None and not self.job.running:
             self._ended(self.job)
         elif not self.formed:
             self._watch_forming()
 
     def _relay_logs(self, *, last: bool = False) -> None:
-        for entry in self.store.take_log(last=last):
+        for entry in self.coordinator.take_log(last=last):
             workers = logging.getLogger(f"sparkdl.workers.{entry['name']}")
             workers.log(entry["level"], "%s", entry["message"])
             self.on_event(entry["message"], logging.getLevelName(entry["level"]).lower())
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: SparkJob) -> None:
         time.sleep(POLL_SECONDS)  # A worker reports its failure just before its task fails.
-        if self.store.failure is not None:
-            self.store.failure.cause = job.error
-            self._failed(self.store.failure)
+        if self.coordinator.failure is not None:
+            self.coordinator.failure.cause = job.error
+            self._failed(self.coordinator.failure)
         elif job.error is not None:
             self._failed(failures.explain(job.error, self.cluster, of_rows=self.of_rows))
         # With placement="worker" the result is True once the record of worker 0 has arrived.
@@ -123,12 +123,12 @@ class WorkerGroup:
             self.cancel()
         elif isinstance(error, WorkerLostError) and self.failures < self.restarts:
             self.failures += 1
-            self.store.restarts += 1
+            self.coordinator.restarts += 1
             self.cancel()
-            self.store.restart()
+            self.coordinator.restart()
             text = (
                 f"A worker was lost; the workers restart ({self.failures} of {self.restarts}) and continue "
-                f"{self.store.restart_point}: {str(error).splitlines()[0][:300]}"
+                f"{self.coordinator.restart_point}: {str(error).splitlines()[0][:300]}"
             )
             logger.warning("%s", text)
             self.on_event(text, "warning")
@@ -136,13 +136,13 @@ class WorkerGroup:
             return
         else:
             raise error from None
-        self.store.restart()
+        self.coordinator.restart()
         self.start()
 
     def _watch_forming(self) -> None:
-        missing = self.store.missing()
+        missing = self.coordinator.missing()
         now = time.monotonic()
-        total = self.store.shape.num_workers
+        total = self.coordinator.shape.num_workers
         if not missing:
             self.formed, self.waiting = True, "the workers are storing their rows"
             if self.address is None:  # the endpoint in worker 0 does not report which workers have joined
@@ -179,7 +179,7 @@ class WorkerGroup:
 
     def finish(self) -> None:
         """Wait for the end of the job after the last epoch, and cancel it if it does not end."""
-        patience = LOST_SECONDS if self.store.lost else FINISH_SECONDS
+        patience = LOST_SECONDS if self.coordinator.lost else FINISH_SECONDS
         if self.job is not None and not self.job.wait(patience):
             self.job.cancel()
         self._relay_logs(last=True)

@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Task(StrEnum):
+class ModelTask(StrEnum):
     """Meanings of a model's output."""
 
     AUTO = "auto"
@@ -277,7 +277,8 @@ class PredictionParams(KerasParams):
         TEXT,
     )
     task = _param(
-        'the kind of output: "classification", "regression", or "auto" (decided by the loss)', _one_of(Task)
+        'the kind of output: "classification", "regression", or "auto" (decided by the loss)',
+        _one_of(ModelTask),
     )
     thresholds = _param(
         "a number for each class, which divides its probability; the class with the largest quotient is "

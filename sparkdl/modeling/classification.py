@@ -30,7 +30,7 @@ class OutputKind(NamedTuple):
 AS_IT_IS = OutputKind()
 
 
-class Classes(NamedTuple):
+class ClassPredictions(NamedTuple):
     """The results of a classifier for some rows, all float64.
 
     Attributes:
@@ -45,7 +45,9 @@ class Classes(NamedTuple):
     raw: Array
 
 
-def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | None = None) -> Classes:
+def classify(
+    outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | None = None
+) -> ClassPredictions:
     """Return classes, probabilities and raw predictions from a classifier's outputs.
 
     Args:
@@ -67,7 +69,7 @@ def classify(outputs: Array, *, logits: bool, thresholds: tuple[float, ...] | No
     else:
         raw, probability = np.log(np.maximum(values, LEAST)), values
     scores = raw if thresholds is None else _scaled(probability, thresholds)
-    return Classes(scores.argmax(axis=1).astype(np.float64), probability, raw)
+    return ClassPredictions(scores.argmax(axis=1).astype(np.float64), probability, raw)
 
 
 def _scaled(probability: Array, thresholds: tuple[float, ...]) -> Array:

@@ -199,7 +199,7 @@ def _equal(ours: Any, theirs: Any, seen: Seen) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours:
         return theirs != theirs
     if type(ours) is type(theirs) and vars(object)["__eq__"] is type(ours).__eq__:
-        return True  # for example locks, which cannot be told apart
+        return True  # for example locks, which cannot be compared
     try:
         return bool(ours == theirs)
     except Exception:  # noqa: BLE001 - an object of the user's that cannot be compared

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from sparkdl.core.tree import leaves
-from sparkdl.data.bad_values import Classes
+from sparkdl.data.bad_values import KnownClasses
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import (
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MEANS = ("sum_over_batch_size", "mean")
 
 
-class Reduction(NamedTuple):
+class LossReduction(NamedTuple):
     """The reduction of one loss.
 
     Attributes:
@@ -70,7 +70,7 @@ class ReductionWatch:
     def __init__(self, scale: Any = None) -> None:
         self.scale = scale
         self.name = ""
-        self.reductions: list[Reduction] = []
+        self.reductions: list[LossReduction] = []
 
     def denominator(self) -> Any:
         """Return the weight of this worker's gradient; None for its number of rows."""
@@ -91,7 +91,7 @@ class ReductionWatch:
             kind, denominator = "weights", keras.ops.sum(keras.ops.cast(weights, "float32"))
         elif reduction in (None, "none"):
             kind = "none"
-        self.reductions.append(Reduction(self.name, kind, denominator))
+        self.reductions.append(LossReduction(self.name, kind, denominator))
         return loss
 
 
@@ -304,7 +304,7 @@ def _losses(model: keras.Model, y: Any, predicted: Any) -> Iterator[tuple[str, A
             yield computed.name, computed, [samples[place]] if len(losses) == len(samples) else samples
 
 
-def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, Classes]:
+def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, KnownClasses]:
     """Return the classes that sparse categorical cross-entropies accept, by the index of the label column.
 
     Args:
@@ -312,7 +312,7 @@ def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, C
         template: the indices of the label columns.
         predicted: the model's predictions for some rows.
     """
-    known: dict[int, Classes] = {}
+    known: dict[int, KnownClasses] = {}
     if is_own(model, "train_step") or is_own(model, "compute_loss"):
         return known
     for _, loss, samples in _losses(model, template, predicted):
@@ -321,7 +321,7 @@ def classes_of(model: keras.Model, template: Any, predicted: Any) -> dict[int, C
         if function is keras.losses.sparse_categorical_crossentropy and len(samples) == 1:
             place, output = samples[0]
             size = output.shape[arguments.get("axis", -1)]
-            known[place] = Classes(int(size), arguments.get("ignore_class"))
+            known[place] = KnownClasses(int(size), arguments.get("ignore_class"))
     return known
 
 

@@ -46,7 +46,7 @@ def copied(live: Any) -> Any:
     pickler: Any = _pickler()
     shared: list[Any] = []
 
-    class Pickler(pickler.CloudPickler):  # type: ignore[misc]
+    class ObjectPickler(pickler.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, thing: Any) -> Any:
             if isinstance(thing, FunctionType | ModuleType | type) and thing is not _shared_part:
                 shared.append(thing)
@@ -55,7 +55,7 @@ def copied(live: Any) -> Any:
             return super().reducer_override(thing) if found is NotImplemented else found
 
     with io.BytesIO() as file:
-        Pickler(file).dump(live)
+        ObjectPickler(file).dump(live)
         data = file.getvalue()
     _copying.parts = shared
     try:

@@ -66,7 +66,7 @@ class _Guard:
         self.handler = handler
         self.recorded: BaseException | None = None
         self.since = 0.0
-        self.raised = self.said = self._nudged = self._closed = self._blocked = False
+        self.raised = self.reported = self._nudged = self._closed = self._blocked = False
         self.unblock: Callable[[], None] | None = None  # ends a wait of the main thread for the JVM
         self.depth = 0  # number of nested blocks that hold interrupts back
         self._nudging = _thread.allocate_lock()  # held while the nudges go on
@@ -156,8 +156,8 @@ class _Guard:
 
     def say(self) -> None:
         """Log once that the call was interrupted."""
-        if self.recorded is not None and not self.said:
-            self.said = True
+        if self.recorded is not None and not self.reported:
+            self.reported = True
             logger.warning("Interrupted: stopping the call and cancelling its Spark job.")
 
     def close(self) -> None:

@@ -45,9 +45,9 @@ def explained(error: BaseException, reason: str) -> str:
     """
     if reason.startswith(SHORT) or not _is_shortage(error, reason):
         return reason
-    asked = _asked(reason)
+    requested = _requested(reason)
     state = "the GPU is full" if OF_GPU.search(reason) else _state()
-    return f"{SHORT}{f' ({asked} requested)' if asked else ''}: {state}: {reason}"
+    return f"{SHORT}{f' ({requested} requested)' if requested else ''}: {state}: {reason}"
 
 
 def explained_by(reason: str, setting: str) -> str:
@@ -101,7 +101,7 @@ def _is_silent(error: BaseException) -> bool:
     return isinstance(error, SystemError) or error.args == ("can't start new thread",)
 
 
-def _asked(reason: str) -> str:
+def _requested(reason: str) -> str:
     """Return the size or shape of the failed allocation, if the reason contains it; else an empty string."""
     found = ASKED.search(reason)
     if not found:

@@ -46,18 +46,18 @@ def reason_of(error: BaseException) -> str:
 
 def _reason_of(error: BaseException) -> str:
     error = _innermost(error)
-    said = _said(error)
+    message = _message_of(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if not said and cause is not None and cause is not error:
+    if not message and cause is not None and cause is not error:
         return _reason_of(cause)
     name = type(error).__name__
-    if not said:
+    if not message:
         place = _place(error)
         return f"{name}, without a message{place}"
-    of_cause = _said(error.__cause__) if error.__cause__ is not None else ""
-    if of_cause and of_cause not in said:
-        said = f"{said} ({type(error.__cause__).__name__}: {of_cause})"
-    return said if said.startswith(f"{name}: ") else f"{name}: {said}"
+    of_cause = _message_of(error.__cause__) if error.__cause__ is not None else ""
+    if of_cause and of_cause not in message:
+        message = f"{message} ({type(error.__cause__).__name__}: {of_cause})"
+    return message if message.startswith(f"{name}: ") else f"{name}: {message}"
 
 
 def text_of(error: BaseException | None) -> str:
@@ -71,19 +71,19 @@ def first_reason(text: str) -> str:
     lines = [line for line in lines if line]
     if not lines:
         return ""
-    said = [line.strip() for line in lines if not PREAMBLE.match(line.strip())] or [lines[0].strip()]
+    candidates = [line.strip() for line in lines if not PREAMBLE.match(line.strip())] or [lines[0].strip()]
     if not PREAMBLE.match(lines[0].strip()):
-        found = said[0]
+        found = candidates[0]
     elif ends := [
         line for line in lines if re.match(rf"\s*{RAISED}(?:Error|Exception|Exit|Iteration): \S", line)
     ]:
         return ends[-1].strip()  # the end of the traceback that the text begins with
     else:
         found = next(
-            (line for line in lines if line.strip() in said and not line[0].isspace()), said[0]
+            (line for line in lines if line.strip() in candidates and not line[0].isspace()), candidates[0]
         ).strip()
-    after = said.index(found) + 1
-    return f"{found} {said[after]}" if found.endswith(":") and len(said) > after else found
+    after = candidates.index(found) + 1
+    return f"{found} {candidates[after]}" if found.endswith(":") and len(candidates) > after else found
 
 
 def own_lines(text: str, *, others: bool = True) -> list[str]:
@@ -121,7 +121,7 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the reason in an exception's text, as one line of bounded length."""
     if isinstance(error, KeyError) and len(error.args) == 1 and " " in str(error.args[0]):
         text = str(error.args[0])  # a sentence; str() of a KeyError would quote it

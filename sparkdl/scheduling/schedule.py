@@ -8,7 +8,7 @@ from html import escape
 
 from sparkdl.scheduling.job import Job, State
 from sparkdl.server.monitoring.live import finite
-from sparkdl.server.monitoring.overview import Curve, Table
+from sparkdl.server.monitoring.overview import Curve, OverviewTable
 
 METRIC = "loss"  # the result whose curves a page shows
 CURVES = 20  # maximum number of curves
@@ -84,7 +84,7 @@ class Schedule:
         return f"{used} of {self.slots} slots in use"
 
 
-def table_of(schedule: Schedule, jobs: Sequence[Job]) -> Table:
+def table_of(schedule: Schedule, jobs: Sequence[Job]) -> OverviewTable:
     """Return a plan as a table for a page, with the curves of the jobs that have run last.
 
     Args:
@@ -93,7 +93,7 @@ def table_of(schedule: Schedule, jobs: Sequence[Job]) -> Table:
     """
     trained = [job for job in jobs if job.history is not None and job.history.history.get(METRIC)]
     first, state, *rest = _cells(None)
-    return Table(
+    return OverviewTable(
         done=sum(job.done for job in jobs),
         of=len(jobs),
         facts=[("Slots", schedule.title())],

@@ -36,7 +36,7 @@ from sparkdl.scheduling.pauses import PausableFit, Paused
 from sparkdl.scheduling.policy import JobSpec, Policy
 from sparkdl.scheduling.schedule import Schedule, ScheduleRow, table_of
 from sparkdl.scheduling.simulation import forecast
-from sparkdl.server.monitoring.overview import Overview, Table
+from sparkdl.server.monitoring.overview import Overview, OverviewTable
 from sparkdl.settings import FaultTolerance, Network
 from sparkdl.spark.application import application_of
 from sparkdl.spark.failures import explained_if_stopped
@@ -288,7 +288,7 @@ class Scheduler:
         """Cancel all jobs that have not ended; each model has the weights of its last merge."""
         self._cancel(*self.jobs)
 
-    def _table(self) -> Table:
+    def _table(self) -> OverviewTable:
         """Return the plan for the page."""
         return table_of(self.plan(), self.jobs)
 

@@ -29,7 +29,7 @@ class SimulatedJob(JobSpec):
 
 
 @dataclass
-class Outcome:
+class JobTimes:
     """The times of a simulated job, in seconds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Simulation:
 
     def __init__(self, policy: Policy, *, overhead: float = 0.0, now: float = 0.0) -> None:
         self.policy, self.overhead, self.now = policy, overhead, now
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, JobTimes] = {}
         self._seconds: dict[str, float] = {}  # of an epoch, by the name of the job
         self._number = itertools.count()
         # Time, tie-breaker, name of the job, and the job itself if it arrives; None if its epoch ends.
@@ -69,20 +69,20 @@ class Simulation:
 
     def add(self, job: SimulatedJob) -> None:
         """Add a job that arrives later."""
-        self.outcomes[job.name] = Outcome(job.arrival)
+        self.outcomes[job.name] = JobTimes(job.arrival)
         self._seconds[job.name] = job.true_seconds
         self._push(job.arrival, job.name, job)
 
     def adopt(self, name: str, seconds: float) -> None:
         """Add a job of the policy's queue, with the seconds of its epochs."""
         entry = self.policy.entries[name]
-        self.outcomes[name] = Outcome(entry.arrival)
+        self.outcomes[name] = JobTimes(entry.arrival)
         self._seconds[name] = seconds
         if entry.running:
             self.outcomes[name].starts.append(entry.since)
             self._push(max(self.now, entry.began + seconds), name)
 
-    def run(self, most: float = math.inf) -> dict[str, Outcome]:
+    def run(self, most: float = math.inf) -> dict[str, JobTimes]:
         """Run the jobs to their end; return the outcomes of those that have ended, by name.
 
         Args:
@@ -131,7 +131,7 @@ class Simulation:
         return decision.pause
 
 
-def simulate(jobs: Iterable[SimulatedJob], policy: Policy, *, overhead: float = 0.0) -> dict[str, Outcome]:
+def simulate(jobs: Iterable[SimulatedJob], policy: Policy, *, overhead: float = 0.0) -> dict[str, JobTimes]:
     """Return the outcomes of jobs under a policy, by name.
 
     Args:
@@ -145,7 +145,7 @@ def simulate(jobs: Iterable[SimulatedJob], policy: Policy, *, overhead: float = 
     return simulation.run()
 
 
-def forecast(policy: Policy, now: float) -> dict[str, Outcome]:
+def forecast(policy: Policy, now: float) -> dict[str, JobTimes]:
     """Return the expected outcomes of the jobs in a queue, if no other job arrives.
 
     An epoch whose seconds are unknown is assumed to take as long as the mean of the others. There is no

@@ -64,7 +64,7 @@ class AllReduceCoordinator(GroupCoordinator):
     def __init__(self, run: bytes, num_workers: int) -> None:
         self.rounds = AllReduceRounds(num_workers)
         super().__init__(GroupSpec(run=run, num_workers=num_workers), self.rounds)
-        self.asked = dict.fromkeys(range(num_workers), -1)  # each worker's last round
+        self.requested_round = dict.fromkeys(range(num_workers), -1)  # each worker's last round
         self.returned: set[int] = set()
 
     def ready(
@@ -138,7 +138,7 @@ class AllReduceCoordinator(GroupCoordinator):
                 "All workers should pass arrays of the same structure, shapes and dtypes with the same op, "
                 "in the same order of calls.",
             )
-        self.asked[update.worker] = max(self.asked[update.worker], update.sequence)
+        self.requested_round[update.worker] = max(self.requested_round[update.worker], update.sequence)
         self._fail_if_left_alone()
 
     def _answer(self, update: Update, read: Read) -> Reply:
@@ -154,7 +154,11 @@ class AllReduceCoordinator(GroupCoordinator):
     def _fail_if_left_alone(self) -> None:
         """Fail the run if a worker waits for another worker that has returned."""
         for gone in sorted(self.returned):
-            waiting = [worker for worker, asked in self.asked.items() if asked > self.asked[gone]]
+            waiting = [
+                worker
+                for worker, requested_round in self.requested_round.items()
+                if requested_round > self.requested_round[gone]
+            ]
             if waiting:
                 message = (
                     f"Worker {gone} returned, and worker {waiting[0]} waits for it in all_reduce or "

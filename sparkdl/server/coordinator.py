@@ -34,7 +34,7 @@ from math import inf, isfinite
 
 from sparkdl.core import packing
 from sparkdl.core.vectors import Vector, trim
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import (
     DivergedError,
@@ -51,7 +51,7 @@ from sparkdl.server.epochs import Epochs, WeightReplies
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.server.rebalance import Rebalance
 from sparkdl.server.row_agreement import RowAgreement
-from sparkdl.server.schedule import Schedule
+from sparkdl.server.schedule import EpochSchedule
 from sparkdl.server.screening import Screening
 from sparkdl.server.snapshots import snapshots_of
 from sparkdl.server.state import (
@@ -83,7 +83,7 @@ class Coordinator(GroupCoordinator):
         super().__init__(shape, aggregation)
         aggregation.codec = shape.codec
         self.tidied = self.state.clock()  # time of the last return of memory
-        self.schedule = Schedule(shape)
+        self.schedule = EpochSchedule(shape)
         self.snapshots = snapshots_of(shape, aggregation, self.schedule, carried)
         self.epochs = Epochs(self.state, shape, self.schedule, self.snapshots, aggregation)
         self.rebalance = Rebalance(self.state, self.membership, self.schedule)
@@ -120,7 +120,7 @@ class Coordinator(GroupCoordinator):
         return self.snapshots.newest
 
     @property
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[BatchPlan]:
         """The plan of each worker, once all have reported their number of rows."""
         return self.schedule.plans
 
@@ -366,15 +366,15 @@ class Coordinator(GroupCoordinator):
                 return None
             return self.epochs.result(epoch)
 
-    def unattended(self, epoch: int) -> EpochResult | None:
+    def awaiting_evaluation(self, epoch: int) -> EpochResult | None:
         """Return the reports of an epoch if its evaluation waits for the driver, else None."""
         with self.changed:
-            return self.epochs.unattended(epoch)
+            return self.epochs.awaiting_evaluation(epoch)
 
     def evaluate(self, epoch: int, weights: tuple[Vector, Vector] | None) -> None:
         """Let workers evaluate an epoch with these weights, or with those of its snapshot if None."""
         with self.changed:
-            self.epochs.attended[epoch] = weights
+            self.epochs.evaluation_weights[epoch] = weights
             self.changed.notify_all()
 
     def _note_silence(self) -> None:

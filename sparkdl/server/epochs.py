@@ -9,7 +9,7 @@ from sparkdl.core.vectors import Vector
 from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import Aggregation, limits
 from sparkdl.server.run_state import RunState
-from sparkdl.server.schedule import Schedule
+from sparkdl.server.schedule import EpochSchedule
 from sparkdl.server.snapshots import Reports, Snapshots
 from sparkdl.server.state import EpochReports, EpochResult, RunSpec, Snapshot
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
@@ -28,8 +28,8 @@ class Epochs:
     Attributes:
         reports: reports of the workers, by epoch.
         stopped: reports of workers that were stopped within an epoch.
-        attended: by epoch, the weights to evaluate, once the driver's callbacks have decided on them; None:
-            the snapshot's weights.
+        evaluation_weights: by epoch, the weights to evaluate, once the driver's callbacks have decided on
+            them; None: the snapshot's weights.
         last_losses: a list with the last loss of the newest complete epoch; empty until an epoch is complete.
     """
 
@@ -37,7 +37,7 @@ class Epochs:
         self,
         state: RunState,
         shape: RunSpec,
-        schedule: Schedule,
+        schedule: EpochSchedule,
         snapshots: Snapshots,
         aggregation: Aggregation,
     ) -> None:
@@ -45,7 +45,7 @@ class Epochs:
         self.snapshots, self.aggregation = snapshots, aggregation
         self.reports: Reports = {}
         self.stopped: dict[int, Update] = {}
-        self.attended: dict[int, tuple[Vector, Vector] | None] = {}
+        self.evaluation_weights: dict[int, tuple[Vector, Vector] | None] = {}
         self.last_losses: list[float] = []
 
     def resume(self, reports: Reports) -> None:
@@ -154,7 +154,7 @@ class Epochs:
             return True
         report = self.reports.get(self.schedule.short)
         ended = report is not None and report.snapshot is not None
-        return ended and self.unattended(self.schedule.short) is None
+        return ended and self.awaiting_evaluation(self.schedule.short) is None
 
     def to_evaluate(self, worker: int) -> int:
         """Return the first epoch whose snapshot this worker still has to evaluate, or -1."""
@@ -162,7 +162,7 @@ class Epochs:
             epoch
             for epoch, report in self.reports.items()
             if epoch in self.shape.evaluated and report.snapshot and worker not in report.validation
-            if epoch in self.attended or not self.shape.attended
+            if epoch in self.evaluation_weights or not self.shape.evaluation_waits
         )
         return min(waiting, default=-1)
 
@@ -175,7 +175,7 @@ class Epochs:
         report = self.reports.get(epoch)
         snapshot = report.snapshot if report is not None else None
         snapshot = snapshot or self.snapshots.committed
-        weights = self.attended.get(epoch)
+        weights = self.evaluation_weights.get(epoch)
         return *(weights or (snapshot.parameters, snapshot.statistics)), snapshot.version, weights is None
 
     def is_complete(self, epoch: int) -> bool:
@@ -189,7 +189,7 @@ class Epochs:
     def concerns_driver(self, epoch: int) -> bool:
         """Return True if an epoch is complete or not released yet, or its evaluation waits for the driver."""
         unreleased = bool(self.schedule.plans) and self.schedule.released <= epoch
-        return self.is_complete(epoch) or self.unattended(epoch) is not None or unreleased
+        return self.is_complete(epoch) or self.awaiting_evaluation(epoch) is not None or unreleased
 
     def result(self, epoch: int) -> EpochResult:
         """Return the reports of a complete epoch, with the losses since the result of the previous epoch."""
@@ -198,10 +198,14 @@ class Epochs:
         self.last_losses = losses[-1:] or self.last_losses
         return report.result(report.validation, losses)
 
-    def unattended(self, epoch: int) -> EpochResult | None:
+    def awaiting_evaluation(self, epoch: int) -> EpochResult | None:
         """Return the reports of an epoch if its evaluation waits for the driver, else None."""
         report = self.reports.get(epoch)
-        waits = self.shape.attended and epoch in self.shape.evaluated and epoch not in self.attended
+        waits = (
+            self.shape.evaluation_waits
+            and epoch in self.shape.evaluated
+            and epoch not in self.evaluation_weights
+        )
         if not waits or report is None or report.snapshot is None or not self.schedule.plans:
             return None
         return report.result({}, list(self.aggregation.losses))
@@ -210,7 +214,9 @@ class Epochs:
         """Forget the epochs before this one, which are committed."""
         for before in [before for before in self.reports if before < epoch]:
             del self.reports[before]
-        self.attended = {each: weights for each, weights in self.attended.items() if each >= epoch}
+        self.evaluation_weights = {
+            each: weights for each, weights in self.evaluation_weights.items() if each >= epoch
+        }
 
     def roll_back(self) -> None:
         """Restore a run that merges in rounds from its last snapshot.

@@ -50,13 +50,13 @@ class HostedRun:
         """
         return int(self.learning_rate is None)
 
-    def store(self, rule: Rule | None, generation: int) -> Coordinator:
+    def make_coordinator(self, rule: Rule | None, generation: int) -> Coordinator:
         """Return the coordinator for one start of the worker group."""
         terms = replace(self.terms, rule=rule or self.terms.rule)
         aggregation = make_aggregation(terms, self.parameters, self.statistics, self.decays)
-        store = Coordinator(self.shape, aggregation)
-        store.state.generation = aggregation.generation = generation
-        return store
+        coordinator = Coordinator(self.shape, aggregation)
+        coordinator.state.generation = aggregation.generation = generation
+        return coordinator
 
 
 def endpoint_at(address: str, hosted: HostedRun) -> Endpoint:

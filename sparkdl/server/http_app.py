@@ -131,7 +131,7 @@ class Exchanges(Protocol):
 
 
 def make_app(
-    store: GroupCoordinator,
+    coordinator: GroupCoordinator,
     token: str,
     traffic: Traffic,
     *,
@@ -142,36 +142,36 @@ def make_app(
     """Return the Flask app over a coordinator.
 
     Args:
-        store: the coordinator.
+        coordinator: the coordinator.
         token: the run's token.
         traffic: the counts of the endpoint's bytes and refused requests.
         metrics_token: a token that permits ``GET /metrics`` only; empty: there is none.
         page: the live page of the run, which has its own sessions.
         rows: the rows that workers get from the endpoint; None: there are none.
     """
-    app = _new_app(token, metrics_token, traffic, lambda error: store.break_down(error))
+    app = _new_app(token, metrics_token, traffic, lambda error: coordinator.break_down(error))
     if page is not None:
         page.add_to(app)
     if rows is not None:
         add_rows(app, rows)
-    _add_membership(app, store)
+    _add_membership(app, coordinator)
 
     @app.post("/v1/exchange")
     def exchange() -> ResponseReturnValue:
-        return _exchange(store, traffic)
+        return _exchange(coordinator, traffic)
 
     @app.get("/v1/status")
     def status() -> ResponseReturnValue:
         return {
-            "generation": store.generation,
-            "workers": len(store.members),
+            "generation": coordinator.generation,
+            "workers": len(coordinator.members),
             **traffic.summary(),
-            **store.summary(),
+            **coordinator.summary(),
         }
 
     @app.get("/metrics")
     def metrics() -> ResponseReturnValue:
-        return exposition(store, traffic.summary())
+        return exposition(coordinator, traffic.summary())
 
     return app
 
@@ -277,13 +277,13 @@ def _add_errors(app: App, traffic: Traffic, break_down: Callable[[BaseException]
         return refusal(500, f"The endpoint failed: {reason_of(cause)}.")
 
 
-def _add_membership(app: App, store: GroupCoordinator) -> None:
+def _add_membership(app: App, coordinator: GroupCoordinator) -> None:
     """Add the paths for joining, reports of rows, heartbeats and failures."""
 
     @app.post("/v1/join")
     def join() -> ResponseReturnValue:
         body = _json(worker=int, generation=int, attempt=int, host=str, pid=int)
-        return {}, 200 if store.join(**body) else 202
+        return {}, 200 if coordinator.join(**body) else 202
 
     @app.post("/v1/ready")
     def ready() -> ResponseReturnValue:
@@ -300,7 +300,7 @@ def _add_membership(app: App, store: GroupCoordinator) -> None:
             fingerprint = Fingerprint.of(body["fingerprint"])
         except ValueError as error:
             raise RefusedError(400, str(error)) from None
-        answer = store.ready(**body | {"fingerprint": fingerprint})
+        answer = coordinator.ready(**body | {"fingerprint": fingerprint})
         return ({}, 202) if answer is None else answer
 
     @app.post("/v1/heartbeat")
@@ -326,16 +326,16 @@ def _add_membership(app: App, store: GroupCoordinator) -> None:
             raise RefusedError(400, "Expected ahead to be a finite number.")
         running = _running(body.pop("running"))
         if running is not None:
-            store.note_running(body["worker"], body["generation"], body["attempt"], running)
-        answer = store.heartbeat(**body)
+            coordinator.note_running(body["worker"], body["generation"], body["attempt"], running)
+        answer = coordinator.heartbeat(**body)
         who = body["worker"], body["generation"], body["attempt"]
-        store.note_times(*who, seconds=seconds, intervals=intervals, ahead=ahead)
+        coordinator.note_times(*who, seconds=seconds, intervals=intervals, ahead=ahead)
         return answer
 
     @app.post("/v1/failure")
     def failure() -> ResponseReturnValue:
         body = _json(kind=str, worker=int, generation=int, attempt=int, host=str, message=str, traceback=str)
-        store.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
+        coordinator.fail_of(body["worker"], body["generation"], body["attempt"], _failure(body))
         return {}
 
 
@@ -434,8 +434,8 @@ def _failure(body: dict[str, Any]) -> SparkDLError:
     )
 
 
-def _exchange(store: Exchanges, traffic: Traffic) -> flask.Response:
-    replies = _replies(store, traffic, flask.request.environ["wsgi.input"])
+def _exchange(coordinator: Exchanges, traffic: Traffic) -> flask.Response:
+    replies = _replies(coordinator, traffic, flask.request.environ["wsgi.input"])
     first = next(replies, None)  # a refusal of the first update sets the response's status
     if first is None:
         raise RefusedError(400, "The request contains no update.")
@@ -443,17 +443,17 @@ def _exchange(store: Exchanges, traffic: Traffic) -> flask.Response:
     return flask.Response(body, mimetype=BINARY, direct_passthrough=True)
 
 
-def _replies(store: Exchanges, traffic: Traffic, stream: InputStream) -> Iterator[Buffers]:
+def _replies(coordinator: Exchanges, traffic: Traffic, stream: InputStream) -> Iterator[Buffers]:
     """Yield the reply to each update of a stream, as buffers, before the next update is read.
 
     The code that sends a list of buffers empties it, so that a reply is not kept until the next one.
     """
     while header := read(stream, messages.UPDATE.size):
         update, lengths = messages.decode_update(header)
-        store.admit(update, lengths)
-        arrival = Arrival(update, lengths, stream, store.aggregation.pool)
+        coordinator.admit(update, lengths)
+        arrival = Arrival(update, lengths, stream, coordinator.aggregation.pool)
         began, waited = time.perf_counter(), waited_seconds()
-        reply = store.exchange(update, arrival)
+        reply = coordinator.exchange(update, arrival)
         if reply.flags & Flag.RESEND:
             arrival.discard()
         waited = waited_seconds() - waited
@@ -469,7 +469,7 @@ def _replies(store: Exchanges, traffic: Traffic, stream: InputStream) -> Iterato
             yield parts
             delivered = True
         finally:
-            store.sent(update, delivered=delivered)
+            coordinator.sent(update, delivered=delivered)
 
 
 def _until_refused(first: Buffers, replies: Iterator[Buffers], traffic: Traffic) -> Iterator[Buffers]:

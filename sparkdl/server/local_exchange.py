@@ -12,15 +12,15 @@ class LocalExchange(Exchange):
     """An Exchange that calls a coordinator in the same process; each worker may be a thread.
 
     Args:
-        store: the coordinator.
+        coordinator: the coordinator.
         worker: index of this worker.
         attempt: attempt number, larger for a later attempt of the same worker.
     """
 
-    def __init__(self, store: GroupCoordinator, worker: int, attempt: int = 0) -> None:
-        self.store, self.worker, self.attempt = store, worker, attempt
-        self.generation = store.generation
-        store.join(worker, self.generation, attempt, "localhost", 0)
+    def __init__(self, coordinator: GroupCoordinator, worker: int, attempt: int = 0) -> None:
+        self.coordinator, self.worker, self.attempt = coordinator, worker, attempt
+        self.generation = coordinator.generation
+        coordinator.join(worker, self.generation, attempt, "localhost", 0)
 
     def ready(
         self, rows: int, validation_rows: int, notes: Notes, fingerprint: Fingerprint = NOTHING
@@ -28,7 +28,7 @@ class LocalExchange(Exchange):
         """Report this worker's rows; return its starting point once the whole worker group is ready."""
         begin = None
         while begin is None:
-            begin = self.store.ready(
+            begin = self.coordinator.ready(
                 worker=self.worker,
                 generation=self.generation,
                 attempt=self.attempt,
@@ -42,17 +42,17 @@ class LocalExchange(Exchange):
     def begin(self, update: Update) -> Update:
         """Fill in the header fields that identify this worker and its run. ``finish`` sends the update."""
         update.worker, update.attempt, update.generation = self.worker, self.attempt, self.generation
-        update.run = self.store.shape.run
-        update.layout = self.store.shape.layout if update.layout == NO_ID else update.layout
+        update.run = self.coordinator.shape.run
+        update.layout = self.coordinator.shape.layout if update.layout == NO_ID else update.layout
         return update
 
     def finish(self, ticket: Update) -> Reply:
         """Pass the update to the coordinator and return its reply."""
         while True:
             sent = ticket
-            self.store.admit(sent, lengths_of(sent))
-            reply = self.store.exchange(sent, lambda sent=sent: sent)  # type: ignore[misc]
-            self.store.sent(sent)
+            self.coordinator.admit(sent, lengths_of(sent))
+            reply = self.coordinator.exchange(sent, lambda sent=sent: sent)  # type: ignore[misc]
+            self.coordinator.sent(sent)
             if not reply.flags & Flag.AGAIN:
                 return reply
             ticket = repeated(ticket, reply)

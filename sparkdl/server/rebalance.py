@@ -13,8 +13,8 @@ from sparkdl.server import row_check
 from sparkdl.server.aggregation import Read, limits
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
-from sparkdl.server.schedule import Schedule
-from sparkdl.server.state import spooled
+from sparkdl.server.schedule import EpochSchedule
+from sparkdl.server.state import in_file
 from sparkdl.transport.messages import Flag, Reply, Update
 
 
@@ -31,7 +31,7 @@ class Rebalance:
         given: rows that were given, by (giving worker, taking worker).
     """
 
-    def __init__(self, state: RunState, membership: Membership, schedule: Schedule) -> None:
+    def __init__(self, state: RunState, membership: Membership, schedule: EpochSchedule) -> None:
         self.state, self.membership, self.schedule = state, membership, schedule
         self.num_workers = membership.shape.num_workers
         self.shares: dict[int, int] = {}
@@ -57,7 +57,7 @@ class Rebalance:
         """Keep rows that one worker gives to another, also for later attempts of the receiving worker."""
         if update.sequence >= self.num_workers:
             raise RefusedError(400, f"Unknown worker {update.sequence}.")
-        rows = spooled(read().state)
+        rows = in_file(read().state)
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             self.given[update.worker, update.sequence] = rows

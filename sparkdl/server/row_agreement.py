@@ -7,7 +7,7 @@ from sparkdl.server import row_check
 from sparkdl.server.aggregation import Aggregation
 from sparkdl.server.membership import Membership
 from sparkdl.server.run_state import RunState
-from sparkdl.server.schedule import Schedule
+from sparkdl.server.schedule import EpochSchedule
 from sparkdl.server.snapshots import Snapshots
 from sparkdl.server.state import Member, RowsHeld
 
@@ -31,7 +31,7 @@ class RowAgreement:
         self,
         state: RunState,
         membership: Membership,
-        schedule: Schedule,
+        schedule: EpochSchedule,
         snapshots: Snapshots,
         aggregation: Aggregation,
     ) -> None:

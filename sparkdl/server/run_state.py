@@ -82,7 +82,7 @@ class RunState:
 
     def tell(self, level: int, message: str) -> None:
         """Add a message of the endpoint to the log of the driver."""
-        self.log.insist({"name": "store", "level": level, "message": message})
+        self.log.insist({"name": "coordinator", "level": level, "message": message})
 
     def warn(self, message: str) -> None:
         """Add a warning of the endpoint to the log of the driver."""

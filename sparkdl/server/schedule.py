@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import nan
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.server.state import RunSpec
 from sparkdl.transport.messages import Flag, Reply, Update
 
 
-class Schedule:
+class EpochSchedule:
     """The driver's orders to the workers, and the workers' progress. The coordinator's lock guards both.
 
     Args:
@@ -28,7 +28,7 @@ class Schedule:
 
     def __init__(self, shape: RunSpec) -> None:
         self.shape = shape
-        self.plans: list[Plan] = []
+        self.plans: list[BatchPlan] = []
         self.progress = shape.first_step
         self.released = 0
         self.learning_rate = nan

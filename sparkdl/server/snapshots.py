@@ -13,8 +13,8 @@ from mmap import mmap
 
 from sparkdl.core.vectors import Vector
 from sparkdl.server.aggregation import Aggregation
-from sparkdl.server.schedule import Schedule
-from sparkdl.server.state import CarriedState, EpochReports, RunSpec, Snapshot, kept, spooled
+from sparkdl.server.schedule import EpochSchedule
+from sparkdl.server.state import CarriedState, EpochReports, RunSpec, Snapshot, in_file, kept
 from sparkdl.transport.messages import Flag, Update
 
 Reports = dict[int, EpochReports]  # by epoch
@@ -35,7 +35,7 @@ class Snapshots(ABC):
     """
 
     def __init__(
-        self, shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
+        self, shape: RunSpec, aggregation: Aggregation, schedule: EpochSchedule, carried: CarriedState | None
     ) -> None:
         self.shape, self.aggregation, self.schedule = shape, aggregation, schedule
         states, rule = carried or CarriedState({}, aggregation.state)
@@ -282,7 +282,7 @@ class UpdateSnapshots(Snapshots):
     """
 
     def __init__(
-        self, shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
+        self, shape: RunSpec, aggregation: Aggregation, schedule: EpochSchedule, carried: CarriedState | None
     ) -> None:
         super().__init__(shape, aggregation, schedule, carried)
         self.awaited: set[int] = set()
@@ -330,7 +330,7 @@ class UpdateSnapshots(Snapshots):
     def take_state(self, update: Update, *, current: bool) -> bool:
         """Take the state of a worker, unless it has continued since."""
         if current:
-            self.reported[update.worker] = spooled(update.state)
+            self.reported[update.worker] = in_file(update.state)
             self.awaited.discard(update.worker)
         return False
 
@@ -351,7 +351,7 @@ class UpdateSnapshots(Snapshots):
 
 
 def snapshots_of(
-    shape: RunSpec, aggregation: Aggregation, schedule: Schedule, carried: CarriedState | None
+    shape: RunSpec, aggregation: Aggregation, schedule: EpochSchedule, carried: CarriedState | None
 ) -> Snapshots:
     """Return the snapshots of a run, with or without rounds."""
     kind = RoundSnapshots if aggregation.has_rounds else UpdateSnapshots

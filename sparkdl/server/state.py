@@ -13,7 +13,7 @@ import numpy as np
 
 from sparkdl.core.codecs import Codec
 from sparkdl.core.vectors import LARGE, Vector, as_bytes
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.transport.exchange import Notes
 from sparkdl.transport.messages import NO_ID, Running, Update
@@ -51,7 +51,7 @@ class RunSpec(GroupSpec):
         plan: a plan whose row counts are not known yet.
         epochs: index of the epoch before which training ends.
         evaluated: epochs that end with an evaluation of the validation rows.
-        attended: True if an evaluation waits for the driver, whose callbacks decide which weights are
+        evaluation_waits: True if an evaluation waits for the driver, whose callbacks decide which weights are
             evaluated.
         optimizer: size of the optimizer's variables, in bytes.
         generators: size of the random generators' states, in bytes.
@@ -65,10 +65,10 @@ class RunSpec(GroupSpec):
             in versions of the center. Empty: only at the ends of epochs, and on request.
     """
 
-    plan: Plan
+    plan: BatchPlan
     epochs: int
     evaluated: frozenset[int] = frozenset()
-    attended: bool = False
+    evaluation_waits: bool = False
     optimizer: int = 0
     generators: int = 0
     own: int = 0
@@ -254,7 +254,7 @@ class EpochReports:
             update: the report.
             whole_state: the size of a worker's complete state, which the state of the rule may follow.
         """
-        state = spooled(update.state[:whole_state]) if update.state else None
+        state = in_file(update.state[:whole_state]) if update.state else None
         weights = kept(update.parameters) if len(update.parameters) else None
         if update.worker not in self.metrics:
             self.rows += update.rows
@@ -286,7 +286,7 @@ class EpochReports:
         )
 
 
-def spooled(state: bytes) -> bytes | mmap:
+def in_file(state: bytes) -> bytes | mmap:
     """Return a worker's state or rows, in a file if they are large."""
     return bytes(state) if len(state) <= IN_MEMORY else _mapped(state)
 

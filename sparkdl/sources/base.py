@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data.array_blocks import ArrayBlocks
 from sparkdl.data.arrays import AnyRows, as_rows
-from sparkdl.data.bad_values import Classes, Fault, Faults
+from sparkdl.data.bad_values import Fault, Faults, KnownClasses
 from sparkdl.data.batch_plan import even_split, ranks
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, rows_per_block
 from sparkdl.data.column import as_array
@@ -126,7 +126,7 @@ class Source(ABC):
         """Return the number of partitions; None if the rows are not partitioned."""
         return None
 
-    def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
+    def faults(self, classes: Mapping[int, KnownClasses], part: int) -> list[Fault]:
         """Return the faults that the driver can find, before workers check all other rows.
 
         Args:
@@ -176,7 +176,7 @@ class ArraySource(Source):
             raise NoRowsError("There are no rows: x has length 0.")
         return self.sample.first_of(self.arrays)
 
-    def faults(self, classes: Mapping[int, Classes], part: int) -> list[Fault]:
+    def faults(self, classes: Mapping[int, KnownClasses], part: int) -> list[Fault]:
         """Return the faults in the arrays; ``part`` is TRAINING or VALIDATION."""
         found = Faults(self.schema, classes)
         columns, keys = self._columns(), np.arange(self.count(), dtype=np.uint64)

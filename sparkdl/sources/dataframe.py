@@ -20,7 +20,7 @@ from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.column import LISTS, Column, natural
 from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling.classification import AS_IT_IS, Classes, OutputKind, Shapes
+from sparkdl.modeling.classification import AS_IT_IS, ClassPredictions, OutputKind, Shapes
 from sparkdl.sources.base import Action, MakeAction, NoRowsError, Source, first_value
 from sparkdl.sources.columns import (
     depth_of,
@@ -333,7 +333,7 @@ def column_of_predictions(
     kind: types.DataType
     if head.classifies:
         array = types.ArrayType(types.DoubleType())
-        pairs = zip(Classes._fields, (types.DoubleType(), array, array), strict=True)
+        pairs = zip(ClassPredictions._fields, (types.DoubleType(), array, array), strict=True)
         kind = types.StructType([types.StructField(*pair) for pair in pairs])
     elif isinstance(output, dict):
         kind = types.StructType([types.StructField(name, _nested(shape)) for name, shape in output.items()])

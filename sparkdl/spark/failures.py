@@ -153,8 +153,8 @@ def _of_python(text: str, cluster: SparkApplication) -> SparkDLError | None:
             f"{remedy}"
         )
     if start := re.search(NO_START, text):
-        said = start[0].splitlines()[-1].strip()
-        return PreflightError(f"Executors cannot start their Python: {said}. {remedy}")
+        message = start[0].splitlines()[-1].strip()
+        return PreflightError(f"Executors cannot start their Python: {message}. {remedy}")
     if (missing := re.search(NOT_THERE, text)) and _is_pysparks(text):
         name = (missing[1] or missing[2]).split(".")[0].lower()
         place = re.search(r"\((\S+) executor \S+\)", text)
@@ -200,10 +200,10 @@ def _raised(text: str, cluster: SparkApplication, *, of_rows: bool) -> SparkDLEr
     blocks = list(BLOCK.finditer(text))
     if not blocks or "RefusedError: " in text:
         return None
-    said = re.split(r"\n\s+at |\nDriver stacktrace|\nCaused by: ", text[blocks[-1].end() :])[0]
-    name = re.match(rf"({RAISED})(?:: |\n|$)", said)
+    message = re.split(r"\n\s+at |\nDriver stacktrace|\nCaused by: ", text[blocks[-1].end() :])[0]
+    name = re.match(rf"({RAISED})(?:: |\n|$)", message)
     short = name[1].rpartition(".")[2] if name else "Exception"
-    reason = first_reason(said[name.end() :] if name else said)
+    reason = first_reason(message[name.end() :] if name else message)
     reason = memory.explained_by(f"{short}: {reason}" if reason else short, cluster.setting(memory.SETTING))
     if of_rows and "in task_main" not in text:
         return DataError(f"Spark could not compute the rows: {reason}", traceback=_tracebacks(text))
@@ -246,7 +246,7 @@ def _of_the_plan(error: Exception, text: str, *, of_rows: bool) -> SparkDLError:
 
 def _words(error: Exception, text: str) -> str:
     """Return Spark's description of a failure, followed by the root cause if that adds something."""
-    causes = [f"{kind.rpartition('.')[2]}: {said}" for kind, said in JAVA.findall(text) if said]
+    causes = [f"{kind.rpartition('.')[2]}: {message}" for kind, message in JAVA.findall(text) if message]
     plain = [cause for cause in causes if not WRAPPER.match(cause.partition(": ")[2])]
     first = str(error).strip().splitlines()[:1]
     if first and not re.match(r"An error occurred while calling|: ", first[0]):

@@ -172,7 +172,7 @@ def _fields(endpoint: Endpoint) -> preflight.EndpointFields:
     return endpoint.host, endpoint.port, endpoint.token, endpoint.run, endpoint.certificate
 
 
-class Job:
+class SparkJob:
     """A Spark job in a thread of its own, cancelled by its tag.
 
     Args:
@@ -266,7 +266,7 @@ def run(
     """
     shipped, stale = False, 0
     while True:
-        job = Job(cluster, action, description)
+        job = SparkJob(cluster, action, description)
         try:
             job.wait(math.inf)
         except BaseException:

@@ -267,8 +267,8 @@ def require_python(python: str, environment: dict[str, str], expected: Expected)
         raise PreflightError(OTHER_PYTHON.format(remedy=expected["remedy"], **parts))
     with suppress(OSError):  # raised where the source of ``check`` is not available
         source = f"from __future__ import annotations\n{inspect.getsource(check)}"
-        *_, said = _ask(python, environment, json.dumps(expected), source)
-        marked = re.search(rf"{re.escape(MARK)} (.+)", said)
+        *_, line = _ask(python, environment, json.dumps(expected), source)
+        marked = re.search(rf"{re.escape(MARK)} (.+)", line)
         if marked and MISSING not in marked[1]:  # if sparkdl is missing, the driver sends it later
             raise PreflightError(marked[1])
     _passed.add(key)

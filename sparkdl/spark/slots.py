@@ -130,14 +130,14 @@ class Slots:
             return self._application.slots()
         registering = float(self._seconds("spark.scheduler.maxRegisteredResourcesWaitingTime", 30.0))
         young = self._application.age() < registering
-        asked = self.requested()
+        current = self.requested()
         slots, since, noticed = self._application.slots(), time.monotonic(), time.monotonic()
         patience = max(SETTLE_SECONDS, registering if young or not slots else 0.0)
         while True:
             now = time.monotonic()
             if slots >= (wanted or 1) and (wanted or not young or now - since > SETTLE_SECONDS):
                 return slots
-            coming = not self._application.dynamic and (not slots or slots < (wanted or 0) <= asked)
+            coming = not self._application.dynamic and (not slots or slots < (wanted or 0) <= current)
             if now - since > (timeout if coming else min(timeout, patience)):
                 return slots
             if now - noticed > NOTICE_SECONDS:

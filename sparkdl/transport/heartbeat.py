@@ -24,7 +24,7 @@ def _plain(running: Running | None) -> list[int | str]:
     return [running.epoch, running.rows, base64.b64encode(running.metrics).decode()] if running else []
 
 
-class Loop(Protocol):
+class RunningLoop(Protocol):
     """A training loop, as a heartbeat sees it: it reports a position and can be stopped."""
 
     def position(self) -> tuple[int, int]:
@@ -58,7 +58,7 @@ class Heartbeat:
 
     def __init__(self, exchange: HttpExchange, log: LogBuffer, fail: Callable[[Exception], object]) -> None:
         self._exchange, self._log, self._fail = exchange, log, fail
-        self._loop: Loop | None = None
+        self._loop: RunningLoop | None = None
         self._connection = Connection(exchange.endpoint, retries=0)
         self._done = threading.Event()
         self._intervals: list[Interval] = []  # taken from the loop and not delivered yet
@@ -67,7 +67,7 @@ class Heartbeat:
         # the seconds of that round trip.
         self._ahead, self._shortest = 0.0, inf
 
-    def follow(self, loop: Loop) -> None:
+    def follow(self, loop: RunningLoop) -> None:
         """Report the progress of this loop from now on, and stop it when the endpoint's reply says so."""
         self._loop = loop
 

@@ -51,23 +51,23 @@ class Settings(Protocol):
         """Return a setting."""
 
 
-def is_wanted(asked: bool | None, settings: Settings) -> bool:
+def is_wanted(choice: bool | None, settings: Settings) -> bool:
     """Return True if an endpoint uses TLS.
 
     Args:
-        asked: the user's choice; if None, ``spark.sparkdl.tls`` decides; if that is not set
+        choice: the user's choice; if None, ``spark.sparkdl.tls`` decides; if that is not set
             either, TLS is used if Spark encrypts its own traffic.
         settings: the application's settings.
 
     Raises:
         ConfigError: ``spark.sparkdl.tls`` is neither true nor false.
     """
-    if asked is not None:
-        return asked
-    said = settings.setting("spark.sparkdl.tls").lower()
-    if said not in ("", "true", "false"):
-        raise ConfigError(f'spark.sparkdl.tls should be "true" or "false"; got {said!r}.')
-    return said == "true" or not said and any(settings.setting(name) == "true" for name in ENCRYPTED)
+    if choice is not None:
+        return choice
+    value = settings.setting("spark.sparkdl.tls").lower()
+    if value not in ("", "true", "false"):
+        raise ConfigError(f'spark.sparkdl.tls should be "true" or "false"; got {value!r}.')
+    return value == "true" or not value and any(settings.setting(name) == "true" for name in ENCRYPTED)
 
 
 def server_context() -> tuple[ssl.SSLContext, bytes]:

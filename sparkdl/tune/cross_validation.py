@@ -10,7 +10,7 @@ import keras
 
 from sparkdl.core.validation import whole_number
 from sparkdl.errors import ConfigError, short
-from sparkdl.tune.rows import Rows, count_of, folds_of, require_samples
+from sparkdl.tune.rows import TrainingRows, count_of, folds_of, require_samples
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CrossValidated:
     build: Any
     num_folds: int
 
-    def folds(self, rows: Rows, seed: int) -> Iterator[tuple[Rows, Rows]]:
+    def folds(self, rows: TrainingRows, seed: int) -> Iterator[tuple[TrainingRows, TrainingRows]]:
         """Yield the rows outside of each fold, and those in it."""
         return folds_of(rows, self.num_folds, seed)
 
@@ -48,7 +48,7 @@ class CrossValidated:
             )
         if data is None:
             raise ConfigError("cross_validated needs rows; got none. Pass data=.")
-        rows = Rows(*data) if isinstance(data, tuple) else Rows(data)
+        rows = TrainingRows(*data) if isinstance(data, tuple) else TrainingRows(data)
         require_samples(rows, "cross_validated")
         count = count_of(rows)
         if count is not None and count < self.num_folds:

@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError, ModelError, short
 from sparkdl.modeling import signature
 from sparkdl.modeling.keras_types import Model
 from sparkdl.tune import combined, members
-from sparkdl.tune.rows import Rows
+from sparkdl.tune.rows import TrainingRows
 from sparkdl.ui.history import History
 
 Voting: TypeAlias = Literal["soft", "hard"]
@@ -155,7 +155,7 @@ class Ensemble:
             whole_number("seed", seed, least=0)
         seeds = [int(each) for each in np.random.SeedSequence(seed).generate_state(count)]
         training = members.Training(settings or {}, options, require_flag("bootstrap", bootstrap))
-        rows = Rows(x, y, sample_weight)
+        rows = TrainingRows(x, y, sample_weight)
         models, histories = members.train(build, rows, seeds, training)
         ensemble = cls(models, voting=voting, spread=spread)
         ensemble.histories = histories

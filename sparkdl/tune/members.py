@@ -13,7 +13,7 @@ from sparkdl.modeling import checks
 from sparkdl.modeling.keras_types import Model
 from sparkdl.spark.application import application_of
 from sparkdl.spark.failures import explained_if_stopped
-from sparkdl.tune.rows import Rows, require_samples, resampled
+from sparkdl.tune.rows import TrainingRows, require_samples, resampled
 from sparkdl.tune.side_by_side import own_callbacks, run_threads, seeded, settings_of
 from sparkdl.ui.history import History
 
@@ -35,7 +35,7 @@ class Training(NamedTuple):
 
 
 def train(
-    build: Callable[[], Model], rows: Rows, seeds: Sequence[int], training: Training
+    build: Callable[[], Model], rows: TrainingRows, seeds: Sequence[int], training: Training
 ) -> tuple[list[Model], list[History]]:
     """Return trained models, one per seed, and the History of each.
 

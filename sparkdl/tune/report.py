@@ -17,7 +17,7 @@ from sparkdl.errors import ConfigError
 Reported = Callable[[int, dict[str, Any], list[float]], object]
 
 
-class Report(keras.callbacks.Callback):  # type: ignore[misc]
+class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the result of each epoch, keeps the best weights, and ends a trial that the pruner rejects.
 
     Args:
@@ -96,7 +96,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
         return value > self.best if self.maximize else value < self.best
 
 
-class FoldReport(Report):
+class FoldReport(TrialReport):
     """Reports the mean of the folds of a trial after each fold, with which the pruner may end the trial.
 
     Its results are those of each epoch, averaged over the folds so far, and the best epoch is that of these

@@ -13,7 +13,7 @@ from sparkdl.data.arrays import array_of, is_array
 from sparkdl.errors import ConfigError
 
 
-class Rows(NamedTuple):
+class TrainingRows(NamedTuple):
     """Rows for training, as arguments of ``SparkModel.fit``."""
 
     x: Any
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
         return self.x if self.y is None else tuple(given)
 
 
-def resampled(rows: Rows, seed: int) -> Rows:
+def resampled(rows: TrainingRows, seed: int) -> TrainingRows:
     """Return a bootstrap sample of rows: as many, drawn with replacement.
 
     Of an RDD or a DataFrame Spark draws each row a number of times that has the Poisson distribution with
@@ -36,10 +36,10 @@ def resampled(rows: Rows, seed: int) -> Rows:
         return rows._replace(x=rows.x.sample(True, 1.0, seed))
     count = len(_first_array(rows.x))
     places = np.random.default_rng(seed).integers(count, size=count)
-    return Rows(*(_taken(part, places) for part in rows))
+    return TrainingRows(*(_taken(part, places) for part in rows))
 
 
-def folds_of(rows: Rows, count: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
+def folds_of(rows: TrainingRows, count: int, seed: int) -> Iterator[tuple[TrainingRows, TrainingRows]]:
     """Yield, for each of several folds of about equal size, the rows outside of the fold and those in it.
 
     The rows are divided at random. Each fold of an RDD or a DataFrame is computed anew, unless it is cached.
@@ -60,11 +60,11 @@ def folds_of(rows: Rows, count: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
     for place, held in enumerate(places):
         outside = np.concatenate([part for number, part in enumerate(places) if number != place])
         chosen = np.sort(outside), np.sort(held)
-        training, validation = (Rows(*(_taken(part, which) for part in rows)) for which in chosen)
+        training, validation = (TrainingRows(*(_taken(part, which) for part in rows)) for which in chosen)
         yield training, validation
 
 
-def require_samples(rows: Rows, what: str) -> None:
+def require_samples(rows: TrainingRows, what: str) -> None:
     """Require rows that can be drawn one by one.
 
     Args:
@@ -78,7 +78,7 @@ def require_samples(rows: Rows, what: str) -> None:
         raise ConfigError(f"{what} needs arrays, an RDD or a DataFrame; got a function. Pass rows instead.")
 
 
-def count_of(rows: Rows) -> int | None:
+def count_of(rows: TrainingRows) -> int | None:
     """Return the number of rows; None for an RDD or a DataFrame."""
     return None if _is_distributed(rows.x) else len(_first_array(rows.x))
 

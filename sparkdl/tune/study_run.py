@@ -20,7 +20,7 @@ from sparkdl.tune.best_models import BestModels
 from sparkdl.tune.result import REPEATS, repeated_trials, states_of
 from sparkdl.tune.side_by_side import run_threads
 from sparkdl.tune.trial_table import COMPLETE, REPEATED, TrialTable
-from sparkdl.tune.trials import Outcome, TrialRunner
+from sparkdl.tune.trials import TrialOutcome, TrialRunner
 
 RECORDED = "results", "best_epoch", "reason", "traceback"  # of an outcome, as attributes of the trial
 FAILURES = 3  # trials that may fail before the first one succeeds
@@ -158,7 +158,7 @@ class StudyRun:
             self.table.begin(trial.number)
             return trial
 
-    def _finish(self, trial: Trial, outcome: Outcome) -> None:
+    def _finish(self, trial: Trial, outcome: TrialOutcome) -> None:
         """Tell the study how a trial ended."""
         for name, value in vars(outcome).items():
             if name in RECORDED and value:
@@ -185,7 +185,7 @@ class StudyRun:
             text = f"The model of trial {trial.number} could not be written: {reason_of(error)}"
             self._fail(SearchError(text))
 
-    def _record_failure(self, trial: Trial, outcome: Outcome) -> None:
+    def _record_failure(self, trial: Trial, outcome: TrialOutcome) -> None:
         """Record a trial that failed; try it again if its executor was lost for the first time.
 
         Raises:
@@ -228,7 +228,7 @@ class StudyRun:
     def _exhaust(self) -> None:
         self._exhausted = True
 
-    def _show(self, trial: Trial, outcome: Outcome) -> None:
+    def _show(self, trial: Trial, outcome: TrialOutcome) -> None:
         """Show the end of a trial."""
         line = self._line(trial, outcome)
         self.display.note(line)
@@ -236,7 +236,7 @@ class StudyRun:
         state = "failed" if outcome.reason else "pruned" if outcome.pruned else COMPLETE
         self.table.end(trial.number, trial.params, state, outcome.value, outcome.reason)
 
-    def _line(self, trial: Trial, outcome: Outcome) -> str:
+    def _line(self, trial: Trial, outcome: TrialOutcome) -> str:
         """Return the line of a trial that has ended."""
         epochs = max(map(len, outcome.results.values()), default=0)
         after = f" after {epochs} epoch{'s' * (epochs != 1)}" if epochs else ""

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from sparkdl.driver.display.progress import value_text
 from sparkdl.server.monitoring.live import finite
-from sparkdl.server.monitoring.overview import Cell, Curve, Table
+from sparkdl.server.monitoring.overview import Cell, Curve, OverviewTable
 
 CURVES = 20  # the number of ended trials whose curves are shown
 RUNNING, COMPLETE, REPEATED = "running", "complete", "repeated"
@@ -105,7 +105,7 @@ class TrialTable:
             row.seconds = time.monotonic() - row.began
         self.changed()
 
-    def read(self) -> Table:
+    def read(self) -> OverviewTable:
         """Return the table for the page."""
         with self._lock:
             rows = dict(sorted(self._rows.items(), reverse=True))
@@ -114,7 +114,7 @@ class TrialTable:
             names = list(dict.fromkeys(name for row in rows.values() for name in row.params))
             failed = any(row.reason for row in rows.values())
             done = sum(row.state not in (RUNNING, REPEATED) for row in rows.values())
-            return Table(
+            return OverviewTable(
                 done=done,
                 of=max(done, self.num_trials),
                 facts=[] if best is None else self._facts(best),

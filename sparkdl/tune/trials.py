@@ -25,8 +25,8 @@ from sparkdl.modeling import keras_internals, serialization
 from sparkdl.process.reasons import reason_of
 from sparkdl.tune.cross_validation import CrossValidated
 from sparkdl.tune.parameters import Parameters
-from sparkdl.tune.report import FoldReport, Report, Reported
-from sparkdl.tune.rows import Rows
+from sparkdl.tune.report import FoldReport, Reported, TrialReport
+from sparkdl.tune.rows import TrainingRows
 from sparkdl.tune.side_by_side import own_callbacks, seeded
 
 # Arguments that a trial may set and still use the shared rows, whose name has the size of batches.
@@ -35,7 +35,7 @@ LOST = WorkerLostError, ClusterError  # a trial that ends with one of these is t
 
 
 @dataclass
-class Outcome:
+class TrialOutcome:
     """The end of a trial.
 
     Attributes:
@@ -143,13 +143,13 @@ class TrialRunner:
     builds: MainThread = field(default_factory=MainThread)
     names: dict[str, int] = field(default_factory=keras_internals.default_names)
 
-    def run(self, trial: Trial) -> Outcome:
+    def run(self, trial: Trial) -> TrialOutcome:
         """Run a trial, and return how it ended.
 
         Raises:
             ConfigError: the results do not include the metric.
         """
-        kind = FoldReport if isinstance(self.build, CrossValidated) else Report
+        kind = FoldReport if isinstance(self.build, CrossValidated) else TrialReport
         report = kind(
             trial, self.metric, maximize=self.maximize, stopping=self.stopping, reported=self.reported
         )
@@ -157,13 +157,13 @@ class TrialRunner:
             with self.log.trial(trial.number, lambda: dict(trial.params)):
                 outcome = self._train(trial, report)
         except TrialPruned:
-            outcome = Outcome(pruned=True)
+            outcome = TrialOutcome(pruned=True)
         except CancelledError:
-            outcome = Outcome(interrupted=True)
+            outcome = TrialOutcome(interrupted=True)
         except Exception as error:
             if error is report.refusal:
                 raise
-            outcome = Outcome(
+            outcome = TrialOutcome(
                 reason=reason_of(error),
                 traceback=text_of(error),
                 again=isinstance(error, LOST),
@@ -174,7 +174,7 @@ class TrialRunner:
         outcome.results, outcome.best_epoch = report.results, report.best_epoch
         return outcome
 
-    def _train(self, trial: Trial, report: Report) -> Outcome:
+    def _train(self, trial: Trial, report: TrialReport) -> TrialOutcome:
         parameters = Parameters(trial)
         built = self.builds.call(lambda: self._built(parameters)) if self.data else self._called(parameters)
         if _is_number(built):
@@ -198,10 +198,10 @@ class TrialRunner:
         model: keras.Model,
         parameters: Parameters,
         arguments: dict[str, Any],
-        report: Report,
+        report: TrialReport,
         *,
         same_rows: bool,
-    ) -> Outcome:
+    ) -> TrialOutcome:
         """Train a model, and return how the trial ended.
 
         Args:
@@ -222,18 +222,18 @@ class TrialRunner:
             self._require_validation(arguments, report)
             fitted = spark_model.fit(*(self.shared if same_rows else self.data), **arguments)
         if report.pruned:
-            return Outcome(pruned=True)
+            return TrialOutcome(pruned=True)
         if self.stopping.is_set():
-            return Outcome(interrupted=True)
+            return TrialOutcome(interrupted=True)
         # The fit of a HyperModel may return something else, or leave the callbacks out.
         if not hasattr(fitted, "history") or not report.results:
             return _outcome_of(self._value(fitted), model)
         if report.best is None:
-            return Outcome(reason=f"{self.metric} was not a number in any epoch.")
+            return TrialOutcome(reason=f"{self.metric} was not a number in any epoch.")
         model.set_weights(report.weights)
-        return Outcome(value=report.best, model=model)
+        return TrialOutcome(value=report.best, model=model)
 
-    def _require_validation(self, arguments: Mapping[str, Any], report: Report) -> None:
+    def _require_validation(self, arguments: Mapping[str, Any], report: TrialReport) -> None:
         """Require validation rows if the metric is a result of validation.
 
         Raises:
@@ -247,9 +247,11 @@ class TrialRunner:
             )
             raise report.refusal
 
-    def _cross_validate(self, model: keras.Model, arguments: dict[str, Any], report: FoldReport) -> Outcome:
+    def _cross_validate(
+        self, model: keras.Model, arguments: dict[str, Any], report: FoldReport
+    ) -> TrialOutcome:
         """Train a copy of the model for each fold."""
-        rows = Rows(*self.data)._replace(sample_weight=arguments.pop("sample_weight", None))
+        rows = TrainingRows(*self.data)._replace(sample_weight=arguments.pop("sample_weight", None))
         folds = self.build.folds(rows, arguments["seed"])
         for place, (training, held) in enumerate(folds):
             copy = serialization.copy_of(model, self.settings.get("custom_objects"))
@@ -258,10 +260,10 @@ class TrialRunner:
             of_fold = {"validation_data": held.as_data(), "callbacks": callbacks}
             SparkModel(copy, **self.settings).fit(**training._asdict(), **arguments | of_fold)
             if self.stopping.is_set():
-                return Outcome(interrupted=True)
+                return TrialOutcome(interrupted=True)
             report.end_fold(last=place + 1 == self.build.num_folds)
             if report.pruned:
-                return Outcome(pruned=True)
+                return TrialOutcome(pruned=True)
         return _outcome_of(math.nan if report.best is None else report.best, None)
 
     def _value(self, fitted: Any) -> float:
@@ -288,10 +290,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real | np.ndarray) and np.ndim(value) == 0  # type: ignore[arg-type]
 
 
-def _outcome_of(value: float, model: keras.Model | None) -> Outcome:
+def _outcome_of(value: float, model: keras.Model | None) -> TrialOutcome:
     if math.isnan(value):
-        return Outcome(reason="The value of the trial is NaN.")
-    return Outcome(value=value, model=model)
+        return TrialOutcome(reason="The value of the trial is NaN.")
+    return TrialOutcome(value=value, model=model)
 
 
 def text_of(error: BaseException) -> str:

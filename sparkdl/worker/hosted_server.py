@@ -44,13 +44,13 @@ class HostedDriver:
     """The driver's part of a hosted run: it commits snapshots and carries out the client's commands.
 
     Args:
-        store: the coordinator.
+        coordinator: the coordinator.
         traffic: counts of the endpoint's bytes and refused requests.
         learning_rate: rate of all epochs. None if the client starts each epoch and sets its rate.
     """
 
-    def __init__(self, store: Coordinator, traffic: Traffic, learning_rate: float | None) -> None:
-        self.store, self.traffic, self.learning_rate = store, traffic, learning_rate
+    def __init__(self, coordinator: Coordinator, traffic: Traffic, learning_rate: float | None) -> None:
+        self.coordinator, self.traffic, self.learning_rate = coordinator, traffic, learning_rate
         self.results: dict[int, EpochResult] = {}
         self._left: set[int] = set()
 
@@ -62,29 +62,29 @@ class HostedDriver:
         try:
             self._collect()
         except BaseException as error:  # noqa: BLE001 - the run would wait for this thread without end
-            self.store.break_down(error)
-        if self.store.failure is not None:
+            self.coordinator.break_down(error)
+        if self.coordinator.failure is not None:
             time.sleep(LINGER_SECONDS)
-            self.store.close()
+            self.coordinator.close()
 
     def _collect(self) -> None:
         """Collect the result of each epoch, until the last epoch ends, or the run fails or is closed."""
-        store = self.store
-        for epoch in range(store.shape.plan.first_epoch, store.shape.epochs):
+        coordinator = self.coordinator
+        for epoch in range(coordinator.shape.plan.first_epoch, coordinator.shape.epochs):
             if self.learning_rate is not None:
-                store.release(epoch, self.learning_rate)
-            while (result := store.wait_epoch(epoch, ASK_SECONDS)) is None:
-                if store.failure is not None or store.closed:
+                coordinator.release(epoch, self.learning_rate)
+            while (result := coordinator.wait_epoch(epoch, ASK_SECONDS)) is None:
+                if coordinator.failure is not None or coordinator.closed:
                     return
                 time.sleep(0.02)  # wait_epoch returns at once if it needs a command of the client
-            store.commit(result.snapshot)
-            with store.changed:
+            coordinator.commit(result.snapshot)
+            with coordinator.changed:
                 if self.learning_rate is not None:  # no client reads the weights of earlier epochs
                     self.results = {k: replace(r, snapshot=result.snapshot) for k, r in self.results.items()}
                 self.results[epoch] = result
-                store.changed.notify_all()
+                coordinator.changed.notify_all()
         if self.learning_rate is not None:
-            store.stop()
+            coordinator.stop()
 
     def drive(self, epoch: int, *, released: int, learning_rate: float, stop: bool, short: int) -> bytes:
         """Apply the client's commands, wait until it has something to do, and return the record for it.
@@ -99,30 +99,30 @@ class HostedDriver:
             stop: whether to end training.
             short: the epoch to end early, which also ends training; -1 for none.
         """
-        store = self.store
-        store.release(released, learning_rate)
+        coordinator = self.coordinator
+        coordinator.release(released, learning_rate)
         if short >= 0:
-            store.end_early(short)
+            coordinator.end_early(short)
         if stop:
-            store.stop()
-        with store.changed:
+            coordinator.stop()
+        with coordinator.changed:
             self.results = {k: result for k, result in self.results.items() if k >= epoch}
-            store.changed.wait_for(
+            coordinator.changed.wait_for(
                 lambda: (
                     epoch in self.results
-                    or store.closed
-                    or (store.plans and released < epoch)
-                    or store.unattended(epoch) is not None
+                    or coordinator.closed
+                    or (coordinator.plans and released < epoch)
+                    or coordinator.awaiting_evaluation(epoch) is not None
                 ),
                 ASK_SECONDS,
             )
-            ended = store.unattended(epoch)
-        return self.record(unattended=None if ended is None else (epoch, ended))
+            ended = coordinator.awaiting_evaluation(epoch)
+        return self.record(awaiting_evaluation=None if ended is None else (epoch, ended))
 
     @property
     def weight_bytes(self) -> int:
         """The size in bytes of the weights that ``replace`` expects."""
-        return self.store.aggregation.parameters.nbytes + self.store.aggregation.statistics.nbytes
+        return self.coordinator.aggregation.parameters.nbytes + self.coordinator.aggregation.statistics.nbytes
 
     def replace(self, epoch: int, weights: bytes) -> None:
         """Replace the center with the weights that a callback set.
@@ -134,13 +134,13 @@ class HostedDriver:
         Raises:
             RefusedError: a later epoch has been released since. This happens if a request arrives twice.
         """
-        with self.store.changed:
-            if self.store.released > epoch + 1:
+        with self.coordinator.changed:
+            if self.coordinator.released > epoch + 1:
                 raise RefusedError(
                     409,
                     f"A callback set these weights after epoch {epoch + 1}, but a later epoch has begun.",
                 )
-            self.store.replace(*self._parts(weights))
+            self.coordinator.replace(*self._parts(weights))
 
     def evaluate(self, epoch: int, weights: bytes) -> None:
         """Let the workers evaluate an epoch.
@@ -149,11 +149,11 @@ class HostedDriver:
             epoch: the epoch.
             weights: the weights to evaluate, as in ``replace``; if empty, those at the end of the epoch.
         """
-        self.store.evaluate(epoch, self._parts(weights) if weights else None)
+        self.coordinator.evaluate(epoch, self._parts(weights) if weights else None)
 
     def _parts(self, weights: bytes) -> tuple[Vector, Vector]:
         vector = np.frombuffer(weights, np.float32)
-        count = len(self.store.aggregation.parameters)
+        count = len(self.coordinator.aggregation.parameters)
         return vector[:count].copy(), vector[count:].copy()
 
     def leave(self, worker: int, generation: int, attempt: int) -> None:
@@ -163,37 +163,39 @@ class HostedDriver:
             RefusedError: the worker is unknown, it is worker 0, the generation or the run is over, or the
                 attempt was superseded or lost.
         """
-        if not 0 < worker < self.store.shape.num_workers:
+        if not 0 < worker < self.coordinator.shape.num_workers:
             raise RefusedError(400, f"Unknown worker {worker}.")
-        with self.store.changed:
-            self.store.membership.check(worker, generation, attempt)
+        with self.coordinator.changed:
+            self.coordinator.membership.check(worker, generation, attempt)
             self._left.add(worker)
-            self.store.changed.notify_all()
+            self.coordinator.changed.notify_all()
 
     def wait_left(self) -> None:
         """Wait until all other workers have finished, for at most LEAVE_SECONDS."""
-        others = self.store.shape.num_workers - 1
-        with self.store.changed:
-            self.store.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
+        others = self.coordinator.shape.num_workers - 1
+        with self.coordinator.changed:
+            self.coordinator.changed.wait_for(lambda: len(self._left) >= others, LEAVE_SECONDS)
 
-    def record(self, *, last: bool = False, unattended: tuple[int, EpochResult] | None = None) -> bytes:
+    def record(
+        self, *, last: bool = False, awaiting_evaluation: tuple[int, EpochResult] | None = None
+    ) -> bytes:
         """Return the state of the run for the client, with the log since the last record.
 
         Args:
             last: whether this is the last record, which has the snapshot of a run that was stopped.
-            unattended: the epoch whose evaluation waits for the client, and the workers' reports on it; None
-                if no evaluation waits.
+            awaiting_evaluation: the epoch whose evaluation waits for the client, and the workers' reports on
+                it; None if no evaluation waits.
         """
-        store = self.store
-        with store.changed:
+        coordinator = self.coordinator
+        with coordinator.changed:
             known: dict[str, object] = {
-                "rows": store.plans[0].rows if store.plans else None,
-                "log": store.take_log(last=last),
-                "members": [(worker, vars(member)) for worker, member in store.members.items()],
-                "summary": store.summary() | self.traffic.summary(),
+                "rows": coordinator.plans[0].rows if coordinator.plans else None,
+                "log": coordinator.take_log(last=last),
+                "members": [(worker, vars(member)) for worker, member in coordinator.members.items()],
+                "summary": coordinator.summary() | self.traffic.summary(),
                 "results": _values(self.results.items()),
-                "stopped": store.stopped_snapshot().values() if last and not self.results else None,
-                "unattended": _values([unattended] if unattended else []),
+                "stopped": coordinator.stopped_snapshot().values() if last and not self.results else None,
+                "awaiting_evaluation": _values([awaiting_evaluation] if awaiting_evaluation else []),
             }
         return pack(known)
 
@@ -229,8 +231,8 @@ def train(
         try:
             train_task(job, attempt, blocks, code)
         except RefusedError:
-            if hosted_driver is not None and hosted_driver.store.failure is not None:
-                raise hosted_driver.store.failure from None
+            if hosted_driver is not None and hosted_driver.coordinator.failure is not None:
+                raise hosted_driver.coordinator.failure from None
             time.sleep(LINGER_SECONDS)  # worker 0 reports the reason first
             raise
         if hosted_driver is None:
@@ -244,18 +246,18 @@ def _host(
     stack: ExitStack, hosted: HostedRun, rule: Rule | None, generation: int, context: Any
 ) -> tuple[HostedDriver, str]:
     """Serve a coordinator until the stack is closed; return a HostedDriver and the address as JSON."""
-    store, traffic = hosted.store(rule, generation), Traffic()
-    hosted_driver = HostedDriver(store, traffic, hosted.learning_rate)
+    coordinator, traffic = hosted.make_coordinator(rule, generation), Traffic()
+    hosted_driver = HostedDriver(coordinator, traffic, hosted.learning_rate)
     given = context.getTaskInfos()[context.partitionId()].address  # an IPv6 address is in brackets
     host = given.rpartition(":")[0].strip("[]")
-    app = make_app(store, hosted.token, traffic)
+    app = make_app(coordinator, hosted.token, traffic)
     add_hosted_driver(app, hosted_driver)
     context, certificate = tls.server_context() if hosted.tls else (None, b"")
     port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers, context))
     thread = threading.Thread(target=hosted_driver.conduct, name="sparkdl-hosted-driver", daemon=True)
     thread.start()
     stack.callback(thread.join)
-    stack.callback(store.close)  # closed first, so that no request waits while the server stops
+    stack.callback(coordinator.close)  # closed first, so that no request waits while the server stops
     return hosted_driver, json.dumps([host, port, certificate.hex()])
 
 

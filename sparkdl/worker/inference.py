@@ -155,9 +155,9 @@ def evaluate_blocks(
     job: InferenceJob, code: Code, given: Iterable[blocks.Block], threads: int
 ) -> Iterator[tuple[bytes, int]]:
     """Yield the metric states over the rows of a task, and the number of rows; nothing if it has no rows."""
-    spooled = spill.SpillFile(job.schema, spill.local_directory())
-    spooled.extend(given)
-    rows = spooled.rows(blocks.TRAINING)
+    spill_file = spill.SpillFile(job.schema, spill.local_directory())
+    spill_file.extend(given)
+    rows = spill_file.rows(blocks.TRAINING)
     if not rows.count:
         return
     prepare_backend(threads)

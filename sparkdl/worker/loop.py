@@ -76,7 +76,7 @@ class Loop:
         self.speaks = worker == 0
         self.epoch, self.seen_rows = 0, 0
         self.held_out = validation.count  # number of rows to evaluate
-        self.asked: bool = False  # whether the next batch's metric states are requested
+        self.requested: bool = False  # whether the next batch's metric states are requested
         self.states: Running | None = None
         self.order = -1, Order((0,), None)
         self.ahead: tuple[int, tuple[list[Span], list[Batch]]] = -1, ([], [])
@@ -152,12 +152,12 @@ class Loop:
 
         The heartbeat's thread calls it. It reads no variable of the model: only the training thread may.
         """
-        states, self.states, self.asked = self.states, None, True
+        states, self.states, self.requested = self.states, None, True
         return states
 
     def _note_running(self) -> None:
         """Store the metric states over this worker's rows of the epoch so far."""
-        self.asked = False
+        self.requested = False
         states = b""
         if layout_of(metric_variables(self.replica.model)).nbytes <= RUNNING_BYTES:
             states = self._metric_states()
@@ -201,7 +201,7 @@ class Loop:
                 batch = gathered.pop() if gathered else self._gather(span)
                 self.strategy.take(batch, span.rows, last=span is spans[-1])
                 self.seen_rows += span.stop - span.start
-                if self.asked and self.seen_rows:
+                if self.requested and self.seen_rows:
                     self._note_running()
             goes = (self.strategy.rows or self.settings.rounds) and not self.stopped
             sequence = self._exchange(sequence) if goes else sequence + 1

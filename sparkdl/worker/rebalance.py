@@ -56,25 +56,25 @@ def moves(counts: Sequence[int]) -> list[Move]:
     return made
 
 
-def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
+def rebalance(spill_file: SpillFile, worker: int, exchange: Exchange) -> None:
     """Pass on training rows, so that the shares of all workers differ by at most one row.
 
     The rows with the largest keys are passed on, so a worker that restarts passes on the same rows. If the
     rows to move exceed ``MOST_BYTES`` in total, no rows are passed on, and the shares stay unequal.
 
     Args:
-        spooled: all rows of the worker.
+        spill_file: all rows of the worker.
         worker: its index.
         exchange: its connection to the endpoint.
     """
-    reply = exchange(Update(kind=Kind.SHARE, rows=spooled.count(TRAINING)))
+    reply = exchange(Update(kind=Kind.SHARE, rows=spill_file.count(TRAINING)))
     planned = moves(np.frombuffer(reply.state, "<u8").tolist())
-    row = sum(column.nbytes for column in spooled.schema.columns)
+    row = sum(column.nbytes for column in spill_file.schema.columns)
     if sum(move.rows for move in planned) * row > MOST_BYTES:
         return
     given = [move for move in planned if move.giver == worker]
     if given:
-        rows = spooled.remove(TRAINING, sum(move.rows for move in given))
+        rows = spill_file.remove(TRAINING, sum(move.rows for move in given))
         first = 0
         for move in given:
             some = slice(first, first + move.rows)
@@ -84,7 +84,7 @@ def rebalance(spooled: SpillFile, worker: int, exchange: Exchange) -> None:
     for move in planned:
         if move.taker == worker:
             reply = exchange(Update(kind=Kind.TAKE, sequence=move.giver))
-            spooled.extend([unpacked(reply.state, spooled.schema)], counted=False)
+            spill_file.extend([unpacked(reply.state, spill_file.schema)], counted=False)
 
 
 def packed(keys: np.ndarray, columns: Sequence[AnyRows]) -> bytes:

@@ -57,17 +57,17 @@ AGAIN = 408  # the status of a refusal after which a worker sends its part again
 LEAVE_SECONDS = 60.0  # longest wait, at the end, for the other workers to receive their last replies
 
 
-class Span(NamedTuple):
+class VectorRange(NamedTuple):
     """A contiguous range of a flat vector."""
 
     start: int
     stop: int
 
 
-def spans_of(size: int, num_workers: int) -> list[Span]:
+def spans_of(size: int, num_workers: int) -> list[VectorRange]:
     """Return the range of each worker's shard, in worker order; ranges of a short vector may be empty."""
     edges = [size * worker // num_workers // GRAIN * GRAIN for worker in range(num_workers)]
-    return [Span(*edge) for edge in zip(edges, [*edges[1:], size], strict=True)]
+    return [VectorRange(*edge) for edge in zip(edges, [*edges[1:], size], strict=True)]
 
 
 class PartRounds(GradientRounds):
@@ -228,7 +228,7 @@ class ShardedExchange(Exchange):
         driver: HttpExchange,
         shard: Shard,
         address: tuple[str, int, str],
-        spans: list[Span],
+        spans: list[VectorRange],
         *,
         scaled: bool,
         center: ReplicatedCenter | None = None,
@@ -368,7 +368,7 @@ class ShardedExchange(Exchange):
             peer.close()
 
 
-def range_digest(layout: bytes, span: Span) -> bytes:
+def range_digest(layout: bytes, span: VectorRange) -> bytes:
     """Return the digest of a range of a model with this layout."""
     return hashlib.blake2b(layout + repr(tuple(span)).encode(), digest_size=16).digest()
 

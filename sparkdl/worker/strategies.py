@@ -17,9 +17,9 @@ import numpy as np
 
 from sparkdl.core.vectors import window_statistics
 from sparkdl.data.batch import Batch
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.modeling import keras_variables, optimizers
-from sparkdl.modeling.backends.base import Center, Mean, Reading, Replica
+from sparkdl.modeling.backends.base import Center, Reading, Replica, RoundMeans
 from sparkdl.rules import Choice, Rule
 from sparkdl.transport.messages import Answer, Flag, Kind, Reply, Update
 
@@ -47,7 +47,7 @@ class TrainSettings:
         advises: whether a worker may advise to exchange less often.
     """
 
-    plan: Plan
+    plan: BatchPlan
     epochs: int
     rounds: bool
     validation_batch_size: int
@@ -155,7 +155,7 @@ class GradientStrategy(Strategy):
 
     def __init__(self, replica: Replica, settings: TrainSettings) -> None:
         super().__init__(replica, settings)
-        self.mean: Mean | None = None
+        self.mean: RoundMeans | None = None
         replica.slices = settings.slices
 
     def take(self, batch: Batch, whole: int, *, last: bool) -> None:
@@ -190,7 +190,7 @@ class GradientStrategy(Strategy):
     def adopt(self, reply: Reply) -> None:
         """Store the mean gradient, to be applied later."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
-            self.mean = Mean(reply.parameters, reply.statistics, bool(reply.flags & Flag.SLICES))
+            self.mean = RoundMeans(reply.parameters, reply.statistics, bool(reply.flags & Flag.SLICES))
         self.version = reply.version
 
 

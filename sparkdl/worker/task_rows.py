@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sparkdl.data import array_blocks
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.blocks import (
     TRAINING,
     VALIDATION,
@@ -69,7 +69,7 @@ class TaskRows(ABC):
         """
 
     @abstractmethod
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys in a run with this plan."""
 
 
@@ -99,7 +99,7 @@ class RddRows(TaskRows):
         blocks = blocks_of_rows(given, self.schema, partition, self.part, place=self.place)
         return hold_out(blocks, self.split, self.split_seed) if self.split else blocks
 
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys."""
         return RowKeys(place=self.place)
 
@@ -120,7 +120,7 @@ class DealtRows(TaskRows):
         """Return the blocks."""
         return (block for _, block in given)
 
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys."""
         seed = plan.seed if plan.shuffle else None
         return RowKeys((seed, seed if self.held_out else None))
@@ -156,7 +156,7 @@ class ServedRows(TaskRows):
         finally:
             connection.close()
 
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys."""
         return RowKeys() if self.dealt is None else self.dealt.keys(plan)
 
@@ -183,7 +183,7 @@ class ArrowRows(TaskRows):
 
         return arrow.blocks_of_batches(given, self.schema.columns, self.seed, self.decode)
 
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys, which are Spark's monotonically increasing IDs."""
         return RowKeys((self.seed, self.seed), bits=33)
 
@@ -224,7 +224,7 @@ class FunctionRows(TaskRows):
     def _parts(self, function: RowFunction, worker: int, schema: Schema) -> Iterator[tuple[Any, ...]]:
         return parts_made(function, worker, self.workers, labels=schema.labelled)
 
-    def keys(self, plan: Plan) -> RowKeys:
+    def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys."""
         return RowKeys(place="worker")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkdl.core.codecs import Codec
 from sparkdl.data import spill
-from sparkdl.data.bad_values import Classes, Watched
+from sparkdl.data.bad_values import KnownClasses, Watched
 from sparkdl.data.blocks import TRAINING, VALIDATION, weigh
 from sparkdl.data.schema import Schema
 from sparkdl.modeling import optimizers
@@ -53,7 +53,7 @@ class TrainJob:
     layout: bytes
     class_weight: dict[int, float] | None = None
     hosted: Any = None
-    classes: Mapping[int, Classes] = field(default_factory=dict)
+    classes: Mapping[int, KnownClasses] = field(default_factory=dict)
     shards: int = 0
     codec: Codec | None = None
     shared: str = ""
@@ -75,10 +75,10 @@ def _train(
     heartbeat: Heartbeat,
 ) -> None:
     plan = job.settings.plan
-    spooled = _stored(job, attempt, blocks)
+    spill_file = _stored(job, attempt, blocks)
     if blocks.shuffled:
-        rebalance(spooled, attempt.worker, exchange)
-    rows, validation = spooled.rows(TRAINING), spooled.rows(VALIDATION)
+        rebalance(spill_file, attempt.worker, exchange)
+    rows, validation = spill_file.rows(TRAINING), spill_file.rows(VALIDATION)
     prepare_backend(attempt.threads)
     gpus, visible = devices.held(), devices.visible_gpus()
     on_gpu = bool(visible) and (devices.scheduled() or has_gpu())
@@ -86,7 +86,7 @@ def _train(
     notes: Notes = {
         "one_class": rows.one_class(),
         "threads": attempt.threads,
-        "empty": spooled.empty,
+        "empty": spill_file.empty,
         "gpus": list(taken),
         "on_gpu": on_gpu,
         "faults": blocks.found(),
@@ -104,7 +104,7 @@ def _train(
             rows=rows,
             validation=validation,
             exchange=_exchange_of(job.shards, settings, replica, exchange, stack=stack),
-            fingerprint=spooled.fingerprint,
+            fingerprint=spill_file.fingerprint,
         )
         heartbeat.follow(loop)
         loop.run(notes)
@@ -116,16 +116,16 @@ def _stored(job: TrainJob, attempt: Attempt, blocks: Watched) -> spill.SpillFile
     """Return the rows of the blocks on this executor's disk."""
     seed = job.settings.plan.seed if job.settings.plan.shuffle else None
 
-    def store(rows: spill.SpillFile) -> None:
+    def add(rows: spill.SpillFile) -> None:
         rows.extend(weigh(blocks, job.schema, job.class_weight))
 
     if job.shared:
         from sparkdl.data.shared_rows import shared
 
-        return shared(f"{job.shared}-{attempt.worker}", job.schema, seed, store)
-    spooled = spill.SpillFile(job.schema, spill.local_directory(), seed)
-    store(spooled)
-    return spooled
+        return shared(f"{job.shared}-{attempt.worker}", job.schema, seed, add)
+    spill_file = spill.SpillFile(job.schema, spill.local_directory(), seed)
+    add(spill_file)
+    return spill_file
 
 
 def _exchange_of(

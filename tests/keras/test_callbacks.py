@@ -5,7 +5,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-from gang import even_split, train
+from worker_threads import even_split, train
 
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
 from sparkdl.driver.epochs import check_callbacks

@@ -42,14 +42,14 @@ def test_a_rules_state_of_another_structure_is_named(place, state, expected):
     saved = Snapshot(0, np.zeros(2, "f"), np.zeros(0, "f"), 1, 1.0, rule={"velocity": 1.0})
     policy = mock.Mock(resumed=SimpleNamespace(snapshot=place(saved), counters={}))
     policy.rule.name = "mine"
-    store = mock.Mock(spec=Coordinator, aggregation=SimpleNamespace(state=state))
+    coordinator = mock.Mock(spec=Coordinator, aggregation=SimpleNamespace(state=state))
     message = (
         f"'mine' should have the same structure in .* this run: Expected {expected}. Use the rule's code"
     )
     with pytest.raises(ConfigError, match=message):
-        FolderPolicy.restore_store(policy, store)
+        FolderPolicy.restore(policy, coordinator)
 
-    store.resume.assert_not_called()
+    coordinator.resume.assert_not_called()
 
 
 def test_a_checkpoint_needs_an_endpoint_on_the_driver(tmp_path):

@@ -8,14 +8,14 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from gang import OneDropped, merging_of, take, train
 from keras import layers
+from worker_threads import OneDropped, merging_of, take, train
 
 from sparkdl.data.batch import Batch
-from sparkdl.data.batch_plan import Plan, ranks
+from sparkdl.data.batch_plan import BatchPlan, ranks
 from sparkdl.errors import ModelError
 from sparkdl.modeling import checks, keras_metrics, optimizers
-from sparkdl.modeling.backends.base import Center, Mean
+from sparkdl.modeling.backends.base import Center, RoundMeans
 from sparkdl.modeling.backends.choice import make_replica
 from sparkdl.server.aggregation import GradientRounds
 from sparkdl.worker.loop import Loop
@@ -398,7 +398,7 @@ def apart(case, rows):
     for step in range(EPOCHS * -(-TOTAL // BATCH_SIZE)):
         before = model.get_weights()
         after = [np.zeros_like(weight) for weight in before]
-        plans = [Plan(rows, worker, BATCH_SIZE, 1, True, False, 0) for worker in range(len(rows))]
+        plans = [BatchPlan(rows, worker, BATCH_SIZE, 1, True, False, 0) for worker in range(len(rows))]
         spans = [next(plan.spans(*divmod(step, plan.steps))) for plan in plans]
         count = sum(span.stop - span.start for span in spans)
         for plan, span in zip(plans, spans, strict=True):
@@ -646,7 +646,7 @@ def test_metrics_take_in_every_step(joint):
         batch = Batch(*(part[start : start + BATCH_SIZE] for part in (x, y)))
         if joint:
             gradient = replica.gradient(batch)
-            replica.apply(Mean(gradient.vector, gradient.statistics))
+            replica.apply(RoundMeans(gradient.vector, gradient.statistics))
         else:
             replica.step(batch)
     assert results(replica) == pytest.approx([history["loss"][0], history["accuracy"][0]], rel=1e-5)
@@ -720,10 +720,10 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(window, merge):
         return train(model, x, y, recovery=2, reports=reports, **options, **more), reports, vector(model)
 
     losses, reports, weights = run()
-    stores = []
+    coordinators = []
     with pytest.raises(LostError):
-        run(loop=Lost, stores=stores)
-    snapshot = stores[0].snapshot
+        run(loop=Lost, coordinators=coordinators)
+    snapshot = coordinators[0].snapshot
     assert (1, 2) == (snapshot.epoch, snapshot.place)
     later, resumed, after = run(snapshot=snapshot)
 
@@ -739,7 +739,7 @@ def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_ep
     keras.utils.set_random_seed(1)
     model, x, y = dropping(keras.optimizers.Adam(3e-3))
     options = {"mode": mode, "rows": (TOTAL // 2,) * 2, "batch_size": 8, "epochs": 3, "seed": 5}
-    stores, began = [], {}
+    coordinators, began = [], {}
 
     class Begins(Loop):
         def _restore(self):
@@ -748,9 +748,9 @@ def test_without_rounds_a_run_goes_on_with_the_optimizers_of_the_middle_of_an_ep
             return resumed
 
     with pytest.raises(LostError):
-        train(model, x, y, loop=Lost, recovery=1, stores=stores, **options)
-    stores[0].request_snapshot()
-    snapshot = stores[0].newest_snapshot
+        train(model, x, y, loop=Lost, recovery=1, coordinators=coordinators, **options)
+    coordinators[0].request_snapshot()
+    snapshot = coordinators[0].newest_snapshot
     train(model, x, y, loop=Begins, snapshot=snapshot, **options)
 
     behind = {snapshot.ledger.get(worker, -1) + 1 - steps for worker, steps in began.items()}

@@ -16,7 +16,7 @@ import sparkdl
 from sparkdl import Ensemble, SparkModel
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling.ensemble_layers import Spread, Vote
-from sparkdl.tune.members import Rows, built, resampled
+from sparkdl.tune.members import TrainingRows, built, resampled
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")
@@ -274,7 +274,7 @@ def two_outputs():
         (lambda: [network(1, None, "mse")], {"voting": "hard"}, ConfigError, 'voting="hard" needs members'),
         (lambda: [network(loss=None)], {"voting": "hard"}, ConfigError, "has a loss of None and an output"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_combined_is_refused(models, options, error, message):
     """The error for mismatched members or settings out of range has the value received."""
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
@@ -301,7 +301,7 @@ def test_a_seed_determines_the_initial_weights():
 
 def test_a_bootstrap_sample_keeps_rows_together():
     """A bootstrap sample has as many rows, some of them twice, and each keeps its label and weight."""
-    rows = Rows({"a": X, "b": (X * 2, X * 3)}, Y, np.arange(len(Y)))
+    rows = TrainingRows({"a": X, "b": (X * 2, X * 3)}, Y, np.arange(len(Y)))
     sample = resampled(rows, seed=3)
     places = sample.sample_weight
 
@@ -322,7 +322,7 @@ def test_a_bootstrap_sample_keeps_rows_together():
         ({"settings": {"num_workers": None}}, "num_workers should be a whole number"),
         ({"x": lambda worker, workers: X, "bootstrap": True}, "an RDD or a DataFrame; got a function"),
     ],
-)  # fmt: skip
+)
 def test_settings_of_a_fit_are_checked_before_a_model_is_built(options, message):
     """Invalid arguments of Ensemble.fit are refused before a model is built or Spark is started."""
     with pytest.raises(ConfigError, match=message):

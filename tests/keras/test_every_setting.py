@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import pytest
 import settings as table
-from gang import even_split, fit
 from keras import layers, ops
+from worker_threads import even_split, fit
 
 from sparkdl.modeling import keras_metrics, keras_variables, proof, serialization
 
@@ -406,7 +406,7 @@ def test_the_table_has_every_class_and_argument_of_keras():
 
 
 def test_the_docs_name_every_exception():
-    """The table "What differs from plain Keras" names each class that the table of settings excepts."""
+    """The table of differences from plain Keras names each class that the table of settings excepts."""
     docs = (Path(__file__).parents[2] / "docs" / "explanation" / "modes.md").read_text()
     differences = docs.partition("## What differs from plain Keras")[2]
 

@@ -8,7 +8,7 @@ from sparkdl.server.state import Member
 
 
 def members_of(*workers):
-    """Return workers that reported this: host, GPUs, and whether they compute on them."""
+    """Return workers that reported this: host, GPUs, and True if they compute on them."""
     return {
         index: Member(0, host=host, pid=0, heard=0.0, notes={"gpus": gpus, "on_gpu": on_gpu})
         for index, (host, gpus, on_gpu) in enumerate(workers)

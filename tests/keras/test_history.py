@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from gang import even_split, fit
 from keras import layers, ops
+from worker_threads import even_split, fit
 
 from sparkdl.driver.epochs import Metrics
 from sparkdl.modeling import keras_metrics, keras_variables, losses

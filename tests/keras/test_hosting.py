@@ -6,7 +6,7 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from stores import begun, give, report_of, status_of, store_of
+from coordinators import begun, coordinator_of, give, report_of, status_of
 
 from sparkdl.server.hosted_run import endpoint_at
 from sparkdl.server.http_app import Traffic, add_hosted_driver, make_app
@@ -18,9 +18,9 @@ from sparkdl.worker.hosted_server import HostedDriver
 @pytest.mark.parametrize("worker", [-1, 0, 2])
 def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
     """Only a worker that the endpoint waits for can leave; otherwise worker 0 could end too early."""
-    store, traffic = store_of(workers=2), Traffic()
-    app = make_app(store, "secret", traffic)
-    add_hosted_driver(app, HostedDriver(store, traffic, None))
+    coordinator, traffic = coordinator_of(workers=2), Traffic()
+    app = make_app(coordinator, "secret", traffic)
+    add_hosted_driver(app, HostedDriver(coordinator, traffic, None))
     headers = {"Authorization": "Bearer secret"}
     leave = partial(app.test_client().post, "/v1/leave", headers=headers)
 
@@ -32,8 +32,8 @@ def test_only_a_worker_that_the_endpoint_waits_for_can_leave(worker):
 )
 def test_only_the_current_attempt_of_a_worker_can_leave(stale):
     """A worker's older attempt does not end the wait for its current one."""
-    store, traffic = begun(store_of(workers=2)), Traffic()
-    app, hosted_driver = make_app(store, "secret", traffic), HostedDriver(store, traffic, None)
+    coordinator, traffic = begun(coordinator_of(workers=2)), Traffic()
+    app, hosted_driver = make_app(coordinator, "secret", traffic), HostedDriver(coordinator, traffic, None)
     add_hosted_driver(app, hosted_driver)
     leave = partial(app.test_client().post, "/v1/leave", headers={"Authorization": "Bearer secret"})
     current = {"worker": 1, "generation": 1, "attempt": 1}
@@ -46,17 +46,17 @@ def test_only_the_current_attempt_of_a_worker_can_leave(stale):
 
 def test_weights_that_come_late_are_refused():
     """Weights for an epoch are refused once the next one is released: they would undo its training."""
-    store, traffic = store_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
-    app = make_app(store, "secret", traffic)
-    add_hosted_driver(app, HostedDriver(store, traffic, None))
+    coordinator, traffic = coordinator_of("asynchronous", workers=2, size=2, epochs=3), Traffic()
+    app = make_app(coordinator, "secret", traffic)
+    add_hosted_driver(app, HostedDriver(coordinator, traffic, None))
     send = partial(app.test_client().post, headers={"Authorization": "Bearer secret"}, data=b"\1" * 8)
-    store.release(0, 0.1)
+    coordinator.release(0, 0.1)
 
     assert 200 == send("/v1/replace/0").status_code
-    version = store.aggregation.version
-    store.release(1, 0.1)
+    version = coordinator.aggregation.version
+    coordinator.release(1, 0.1)
     assert 409 == send("/v1/replace/0").status_code
-    assert version == store.aggregation.version
+    assert version == coordinator.aggregation.version
 
 
 @pytest.mark.parametrize("given", ["127.0.0.1:7077", "[::1]:7077"])
@@ -68,8 +68,8 @@ def test_worker_0_listens_on_the_address_that_spark_gives(given):
     except OSError:
         pytest.skip("no IPv6 here")
     hosted = mock.Mock(learning_rate=None, token="secret", tls=False)
-    hosted.store.return_value = store = store_of(workers=1)
-    hosted.shape = store.shape
+    hosted.coordinator.return_value = coordinator = coordinator_of(workers=1)
+    hosted.shape = coordinator.shape
     context = mock.Mock()
     context.getTaskInfos.return_value = [mock.Mock(address=given)]
     context.partitionId.return_value = 0
@@ -86,12 +86,12 @@ def test_worker_0_listens_on_the_address_that_spark_gives(given):
 def test_an_error_of_the_hosted_driver_fails_the_run_by_name(part, monkeypatch):
     """If the driver's part of a hosted run fails, the error is named, and no worker waits for an epoch."""
     monkeypatch.setattr(hosted_server, "LINGER_SECONDS", 0)
-    store = begun(store_of("asynchronous", workers=1, epochs=2))
-    store.release(1, 0.1)
-    give(store, report_of(store, 0))
-    monkeypatch.setattr(store, part, mock.Mock(side_effect=MemoryError("no room")))
-    HostedDriver(store, Traffic(), 0.1).conduct()
+    coordinator = begun(coordinator_of("asynchronous", workers=1, epochs=2))
+    coordinator.release(1, 0.1)
+    give(coordinator, report_of(coordinator, 0))
+    monkeypatch.setattr(coordinator, part, mock.Mock(side_effect=MemoryError("no room")))
+    HostedDriver(coordinator, Traffic(), 0.1).conduct()
 
-    assert "The parameter endpoint failed: Memory ran out" in str(store.failure)
-    assert "no room" in str(store.failure)
-    assert 410 == status_of(lambda: give(store, report_of(store, 0)))
+    assert "The parameter endpoint failed: Memory ran out" in str(coordinator.failure)
+    assert "no room" in str(coordinator.failure)
+    assert 410 == status_of(lambda: give(coordinator, report_of(coordinator, 0)))

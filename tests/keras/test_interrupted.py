@@ -75,7 +75,7 @@ def test_a_step_that_is_tried_out_is_undone(model, what, monkeypatch):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_is_trainable_is_put_back(model, number, monkeypatch):
-    """Trainable flags are restored, whether the interrupt comes while they are set or reset."""
+    """Trainable flags are restored if an interrupt comes while they are set, or while they are reset."""
     flags = trainability.Trainability(model)
     model.layers[1].trainable = False
     set_flags, calls = trainability.Trainability._set, []
@@ -127,6 +127,10 @@ def test_a_lease_is_released(monkeypatch, where):
 
 def test_a_run_that_cannot_be_stopped_has_its_last_snapshot():
     """If workers cannot be stopped, the model still gets the last snapshot that the driver has."""
-    store = mock.Mock(failure=None, reported=False, **{"stop.side_effect": OSError("Spark was stopped")})
+    coordinator = mock.Mock(
+        failure=None, reported=False, **{"stop.side_effect": OSError("Spark was stopped")}
+    )
 
-    assert FitRun._interrupted(mock.Mock(), store, mock.Mock()) is store.stopped_snapshot()
+    run = mock.Mock(coordinator=coordinator)
+
+    assert FitRun._interrupted(run, mock.Mock()) is coordinator.stopped_snapshot()

@@ -1,4 +1,4 @@
-"""Each private part of Keras that sparkdl uses exists in this version, and does what sparkdl relies on."""
+"""Each private part of Keras that sparkdl uses exists in this version, and behaves as sparkdl expects."""
 
 import keras
 import numpy as np
@@ -214,7 +214,7 @@ def test_arguments_of_functions_are_found():
 
 
 def test_reductions_of_losses_are_replaced():
-    """Every loss is reduced by the function that is set, which receives what Keras's own receives."""
+    """Every loss is reduced by the function that is set, which receives the arguments of Keras's own."""
     seen = []
 
     def reduction(values, sample_weight=None, mask=None, reduction=None, dtype=None):

@@ -243,7 +243,7 @@ def changed(change, **settings):
 
 
 def compiled_again(*, fitted, first, **settings):
-    """Return a model that was compiled, perhaps trained, and compiled again; Keras keeps what is left out."""
+    """Return a model that was compiled, perhaps trained, and compiled again; omitted settings are kept."""
     model = net()
     model.compile("sgd", **first)
     if fitted:

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from gang import even_split, train
 from keras import layers
+from worker_threads import even_split, train
 
 from sparkdl.core.tree import leaves
 from sparkdl.errors import ModelError

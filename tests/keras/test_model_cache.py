@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.data.batch import Batch
 from sparkdl.modeling import serialization
-from sparkdl.modeling.backends.base import Mean
+from sparkdl.modeling.backends.base import RoundMeans
 from sparkdl.worker import model_cache
 
 
@@ -70,7 +70,7 @@ def test_a_compiled_model_serves_every_learning_rate(monkeypatch, joint):
         before = replica.model.get_weights()
         if joint:
             reading = replica.gradient(rows)
-            replica.apply(Mean(reading.vector, reading.statistics))
+            replica.apply(RoundMeans(reading.vector, reading.statistics))
         else:
             replica.step(rows)
         alone = serialization.thaw(spec, {})

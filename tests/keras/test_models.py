@@ -338,7 +338,7 @@ def test_a_function_that_builds_another_model_each_time_is_refused():
 @pytest.mark.one_case
 @pytest.mark.parametrize(("missing", "extra"), [("pyspark", "spark"), (keras.backend.backend(),) * 2])
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it(missing, extra):
-    """`import sparkdl` works without an optional package; what needs it raises an install hint."""
+    """`import sparkdl` works without an optional package; functions that need it raise an install hint."""
     code = f"import sys; sys.modules[{missing!r}] = None; import sparkdl; sparkdl.SparkModel"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 

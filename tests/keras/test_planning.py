@@ -1,4 +1,4 @@
-"""``sparkdl.plan``: what it shows and recommends, and bad input."""
+"""``sparkdl.plan``: its table, its recommendation, and bad input."""
 
 import keras
 import pytest

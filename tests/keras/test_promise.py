@@ -5,7 +5,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from gang import OneDropped, even_split, merging_of, train
+from worker_threads import OneDropped, even_split, merging_of, train
 
 from sparkdl.server.aggregation import GradientRounds
 from sparkdl.server.local_exchange import LocalExchange

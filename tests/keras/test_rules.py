@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import reference
-from gang import even_split, train
 from simulator import World
+from worker_threads import even_split, train
 
 from sparkdl import SparkModel
 from sparkdl.data.batch_plan import ranks

@@ -210,7 +210,7 @@ def test_timings_belong_to_their_epochs(rows, seconds, epochs, expected):
 
 
 def test_the_summary_of_an_estimator_is_shown_as_a_history(history):
-    """A TrainingSummary shows what the History of its fit shows."""
+    """A TrainingSummary shows the same as the History of its fit."""
     summary = TrainingSummary(history.history, history.training, fit=history)
 
     assert repr(history).replace("History of", "TrainingSummary of") == repr(summary)
@@ -244,7 +244,7 @@ def test_a_plot_without_epochs_is_refused(given):
 
 
 def test_a_plot_without_matplotlib_names_the_extra():
-    """Without Matplotlib, everything else still works, and a plot says what to install."""
+    """Without Matplotlib, everything else still works, and a plot names the package to install."""
     code = (
         "import sys; sys.modules['matplotlib'] = None; import sparkdl;"
         "from sparkdl.ui.history import History; h = History(); h.history = {'loss': [1.0]}; h.epoch = [0];"

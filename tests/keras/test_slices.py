@@ -7,13 +7,13 @@ them up, as do workers there, so all tests hold on each backend.
 import keras
 import numpy as np
 import pytest
-from gang import train
 from keras import layers
 from simulator import World
+from worker_threads import train
 
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
-from sparkdl.modeling.backends.base import Mean
+from sparkdl.modeling.backends.base import RoundMeans
 from sparkdl.modeling.backends.choice import make_replica, sliced_tables
 from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.server.aggregation import Hybrid
@@ -46,12 +46,21 @@ def vector(model):
 
 def distance(build, x=X, rows=(50, 40), **options):
     """Return the workers' distance from model.fit, relative to its movement, and the coordinator."""
-    model, reference, stores = build(), build(), []
+    model, reference, coordinators = build(), build(), []
     start = vector(reference)
     reference.fit(x, RATINGS, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
-    train(model, x, RATINGS, rows=rows, batch_size=BATCH_SIZE, epochs=EPOCHS, stores=stores, **options)
+    train(
+        model,
+        x,
+        RATINGS,
+        rows=rows,
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        coordinators=coordinators,
+        **options,
+    )
     way = np.linalg.norm(vector(reference) - start)
-    return np.linalg.norm(vector(model) - vector(reference)) / way, stores[0]
+    return np.linalg.norm(vector(model) - vector(reference)) / way, coordinators[0]
 
 
 # MultiOptimizer raises ModelError. docs/explanation/modes.md says how ScheduleFreeAdamW differs, whatever
@@ -104,10 +113,10 @@ def test_every_optimizer_moves_embeddings_as_in_keras(name, rows):
 @pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
 def test_the_comparison_sees_gradients_that_are_added_up():
     """Dense gradients, which an adaptive optimizer squares after the sum, give another model."""
-    apart, store = distance(lambda: recommender(keras.optimizers.Adam(0.01)), slices=0)
+    apart, coordinator = distance(lambda: recommender(keras.optimizers.Adam(0.01)), slices=0)
 
     assert apart > 0.05
-    assert store.summary()["slices"] == 0
+    assert coordinator.summary()["slices"] == 0
 
 
 ON_TORCH = keras.backend.backend() == "torch"
@@ -122,10 +131,10 @@ HOW = [
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_slices_survive_however_steps_are_run(how):
     """Slices are exchanged with steps compiled by XLA, several per call, or run eagerly."""
-    apart, store = distance(lambda: recommender(keras.optimizers.RMSprop(0.01), **how))
+    apart, coordinator = distance(lambda: recommender(keras.optimizers.RMSprop(0.01), **how))
 
     assert apart < 1e-5
-    assert store.summary()["slices"] == SLICED * EPOCHS * ROWS * 5
+    assert coordinator.summary()["slices"] == SLICED * EPOCHS * ROWS * 5
 
 
 class Lookup(layers.Layer):
@@ -178,16 +187,16 @@ def test_slices_have_the_precision_of_their_variable(policy):
 
 def test_an_optimizer_that_cannot_unscale_slices_gets_dense_gradients():
     """With loss_scale_factor, workers exchange dense gradients; Keras on TensorFlow fails there."""
-    model, stores = recommender(keras.optimizers.SGD(0.05, loss_scale_factor=4.0)), []
+    model, coordinators = recommender(keras.optimizers.SGD(0.05, loss_scale_factor=4.0)), []
     start = vector(model)
-    train(model, X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE, epochs=1, stores=stores)
+    train(model, X, RATINGS, rows=(50, 40), batch_size=BATCH_SIZE, epochs=1, coordinators=coordinators)
     reference = recommender(keras.optimizers.SGD(0.05))
     reference.fit(X, RATINGS, BATCH_SIZE, shuffle=False, verbose=0)
 
     assert np.linalg.norm(vector(model) - vector(reference)) < 1e-5 * np.linalg.norm(
         vector(reference) - start
     )
-    assert stores[0].summary()["slices"] == 0
+    assert coordinators[0].summary()["slices"] == 0
 
 
 @pytest.mark.whole
@@ -201,7 +210,7 @@ def test_a_step_by_slices_is_keras_s_bit_for_bit():
     for start in (0, 16, 32):
         batch = Batch(tuple(part[start : start + 16] for part in X), RATINGS[start : start + 16])
         reading = replica.gradient(batch, last)
-        last = Mean(reading.vector, reading.statistics, reading.sliced)
+        last = RoundMeans(reading.vector, reading.statistics, reading.sliced)
         reference.train_on_batch(batch.x, batch.y)
     replica.apply(last)
     tables = sliced_tables(Layouts.of(model).trainable, joint=True)
@@ -238,10 +247,10 @@ class Kept(Loop):
         try:
             super().run(notes)
         except GoneError:
-            store = self.exchange.store
-            with store.changed:
-                store.lose(self.worker, f"Worker {self.worker} died.")
-            self.exchange = LocalExchange(store, self.worker, attempt=1)
+            coordinator = self.exchange.coordinator
+            with coordinator.changed:
+                coordinator.lose(self.worker, f"Worker {self.worker} died.")
+            self.exchange = LocalExchange(coordinator, self.worker, attempt=1)
             self.replica.model.set_weights([0 * weight for weight in self.replica.model.get_weights()])
             self.speaks = self.worker == 0
             super().run(notes)
@@ -272,7 +281,7 @@ def check_alike(loops):
 @pytest.mark.whole
 def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
     """With a quorum, late replicas take up missed slices, and all end with the same weights and optimizer."""
-    stores, loop = [], kept()
+    coordinators, loop = [], kept()
     train(
         recommender(keras.optimizers.RMSprop(0.01)),
         X,
@@ -284,17 +293,17 @@ def test_a_replica_that_is_late_takes_up_the_slices_that_it_missed():
         world=World(),
         paces=[lambda: 1.0, lambda: 1.1, lambda: 4.0],
         loop=loop,
-        stores=stores,
+        coordinators=coordinators,
     )
 
     check_alike(loop.loops)
-    assert stores[0].summary()["late_dropped"] > 0
-    assert bool(stores[0].summary()["slices"]) == SLICED
+    assert coordinators[0].summary()["late_dropped"] > 0
+    assert bool(coordinators[0].summary()["slices"]) == SLICED
 
 
 def test_a_replica_that_comes_back_takes_up_slices():
     """A restarted worker of the middle of an epoch ends with the weights of the others."""
-    stores, loop = [], kept(begins_again=(1, 8))
+    coordinators, loop = [], kept(begins_again=(1, 8))
     train(
         recommender(keras.optimizers.Adam(0.01)),
         X,
@@ -304,11 +313,11 @@ def test_a_replica_that_comes_back_takes_up_slices():
         epochs=EPOCHS,
         goes_on=True,
         loop=loop,
-        stores=stores,
+        coordinators=coordinators,
     )
 
     check_alike(loop.loops)
-    assert stores[0].counters["returned"] == 1
+    assert coordinators[0].counters["returned"] == 1
 
 
 @pytest.mark.whole

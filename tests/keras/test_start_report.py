@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from sparkdl.config import FitConfig, TrainConfig
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver import start_report
 from sparkdl.driver.start_report import Start
 from sparkdl.errors import DataError
@@ -19,7 +19,7 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
     """Return the start of a run whose workers have these training rows, validation rows and notes."""
     config = TrainConfig(**{"frequency": 4} | config)
     plans = [
-        Plan(
+        BatchPlan(
             rows=tuple(rows),
             worker=worker,
             batch_size=16,

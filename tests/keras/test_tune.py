@@ -93,7 +93,7 @@ def test_the_recorded_values_are_those_that_were_used(ask):
 
 
 def test_values_that_a_study_cannot_hold_are_refused(ask):
-    """NumPy numbers become Python numbers; the error for other objects says what to do."""
+    """NumPy numbers become Python numbers; the error for other objects names the remedy."""
     assert 3 == ask().Choice("a", [np.int64(3)])
     assert IntDistribution(1, 8) == space_of({"a": (np.int64(1), np.int64(8))})["a"]
     with pytest.raises(ConfigError, match="The values of a should be numbers, strings, bools or None"):

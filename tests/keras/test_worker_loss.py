@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from gang import train
+from worker_threads import train
 
 from sparkdl.server.local_exchange import LocalExchange
 from sparkdl.worker.loop import Loop
@@ -26,7 +26,7 @@ class Mortal(Loop):
         except GoneError:
             if not self.returns:
                 return
-            self.exchange = LocalExchange(self.exchange.store, self.worker, attempt=1)
+            self.exchange = LocalExchange(self.exchange.coordinator, self.worker, attempt=1)
             self.replica.model.set_weights([0 * weight for weight in self.replica.model.get_weights()])
             self.speaks = self.worker == 0
             super().run(notes)
@@ -38,9 +38,9 @@ class Mortal(Loop):
         return super()._exchange(sequence)
 
     def die(self):
-        store = self.exchange.store
-        with store.changed:
-            store.lose(self.worker, f"Worker {self.worker} died.")
+        coordinator = self.exchange.coordinator
+        with coordinator.changed:
+            coordinator.lose(self.worker, f"Worker {self.worker} died.")
         raise GoneError
 
 
@@ -53,7 +53,7 @@ def mortal(**fields):
 def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
     """In synchronous/batch the model is that of plain Keras on the rows of the remaining workers."""
     model, reference = problem.model(keras.optimizers.Adam(0.01)), problem.model(keras.optimizers.Adam(0.01))
-    start, stores, death = model.get_weights(), [], ROUNDS + 5
+    start, coordinators, death = model.get_weights(), [], ROUNDS + 5
     train(
         model,
         problem.x,
@@ -63,7 +63,7 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
         epochs=EPOCHS,
         goes_on=True,
         loop=mortal(deaths={worker: death}),
-        stores=stores,
+        coordinators=coordinators,
     )
     for step in range(EPOCHS * ROUNDS):
         rows = np.arange(len(problem.x))[step % ROUNDS * BATCH :][:BATCH]
@@ -72,8 +72,8 @@ def test_a_step_without_a_worker_is_that_of_the_other_rows(problem, worker):
         reference.train_on_batch(problem.x[rows], problem.y[rows])
 
     assert problem.distance(model, reference, start) <= 20  # Adam
-    assert {worker} == stores[0].lost
-    assert 1 - worker == stores[0].snapshot.speaker
+    assert {worker} == coordinators[0].lost
+    assert 1 - worker == coordinators[0].snapshot.speaker
 
 
 def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
@@ -84,9 +84,9 @@ def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
     class Late(mortal()):
         def _finish(self, flags):
             if self.worker == 0 and self.epoch == 1:
-                store = self.exchange.store
-                with store.changed:
-                    assert store.changed.wait_for(lambda: store.epochs.reports.get(1), 10)
+                coordinator = self.exchange.coordinator
+                with coordinator.changed:
+                    assert coordinator.changed.wait_for(lambda: coordinator.epochs.reports.get(1), 10)
                 self.die()
             super()._finish(flags)
 
@@ -99,7 +99,7 @@ def test_a_worker_that_dies_before_its_report_is_spoken_for(problem):
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_replica_that_comes_back_is_the_others(problem, worker):
     """A replica that returns equals the others bit for bit: it gets the snapshot and every later mean."""
-    stores = []
+    coordinators = []
     loop = mortal(deaths={worker: ROUNDS + 5}, returns=True)
     train(
         problem.model(keras.optimizers.Adam(0.01)),
@@ -110,10 +110,10 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
         epochs=EPOCHS,
         goes_on=True,
         loop=loop,
-        stores=stores,
+        coordinators=coordinators,
     )
 
-    assert 1 == stores[0].counters["returned"]
+    assert 1 == coordinators[0].counters["returned"]
     np.testing.assert_array_equal(loop.ended[0], loop.ended[1])
 
 
@@ -121,7 +121,7 @@ def test_a_replica_that_comes_back_is_the_others(problem, worker):
 @pytest.mark.parametrize(("mode", "window"), [("synchronous", 2), ("asynchronous", 1), ("hogwild", None)])
 def test_a_worker_that_comes_back_trains_on(problem, mode, window):
     """A worker that returns trains on, also in modes where workers train separately."""
-    model, stores = problem.model(), []
+    model, coordinators = problem.model(), []
     losses = train(
         model,
         problem.x,
@@ -133,8 +133,8 @@ def test_a_worker_that_comes_back_trains_on(problem, mode, window):
         epochs=6,
         goes_on=True,
         loop=mortal(deaths={0: 1}, returns=True),
-        stores=stores,
+        coordinators=coordinators,
     )
 
-    assert 1 == stores[0].counters["lost"]
+    assert 1 == coordinators[0].counters["lost"]
     assert losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""WorkerScalars writes what each worker did in an epoch; TensorBoard's own reader finds it."""
+"""WorkerScalars writes each worker's figures of an epoch; TensorBoard's own reader finds them."""
 
 import sys
 
@@ -130,7 +130,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("package", INSTALL)
 def test_a_missing_package_is_named_before_training(package, name, monkeypatch):
-    """Without TensorFlow or TensorBoard, a callback's error says what to install before training begins."""
+    """Without TensorFlow or TensorBoard, a callback's error names it before training begins."""
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(ModuleNotFoundError) as raised:

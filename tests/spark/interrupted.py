@@ -1,4 +1,4 @@
-"""A script that makes one call after the other, each interrupted, and reports on what each leaves behind.
+"""A script that makes one call after the other, each interrupted, and reports all that each leaves behind.
 
 ``test_interrupts.py`` starts it as a script or in a notebook kernel, with a folder for the cases. The test
 presses Ctrl-C as soon as the file ``CASE.now`` exists.
@@ -103,7 +103,7 @@ class Ended(keras.callbacks.Callback):
 
 
 class Cases:
-    """The calls to interrupt, by name, and the checks of what they leave behind."""
+    """The calls to interrupt, by name, and the checks that they leave nothing behind."""
 
     def __init__(self, folder):
         self.folder, self.session = Path(folder), session_of()
@@ -241,7 +241,7 @@ class Cases:
         (self.folder / f"{case}.over").touch()
 
     def report(self, case, **report):
-        """Write a report of what a call left behind, after checking that the next fit works."""
+        """Write a report of everything that a call left behind, after checking that the next fit works."""
         wrong = self.miscounted(self.model) if self.mode else self.wrong(self.model)
         steps = int(self.model.optimizer.iterations)
         lacking = self.ended.epochs * STEPS - steps - bool(self.mode)  # a fraction of a step may be missing
@@ -264,7 +264,7 @@ class Cases:
             time.sleep(0.05)
 
     def wrong(self, model):
-        """Return the distance to a model that took as many steps, as a fraction of what training moved."""
+        """Return the distance to a model that took as many steps, relative to the length of its training."""
         reference = model_of()
         start = reference.get_weights()
         steps = int(model.optimizer.iterations)

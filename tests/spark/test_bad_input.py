@@ -1,4 +1,4 @@
-"""Invalid input is refused before it costs anything, with an error that says what to do."""
+"""Invalid input is refused before it costs anything, with an error that names the remedy."""
 
 import keras
 import numpy as np
@@ -167,7 +167,7 @@ def test_more_workers_than_slots_are_refused(spark, problem, no_job):
 
 
 def test_columns_of_a_frame_are_checked_before_any_job(problem, frames, no_job):
-    """The error for a missing or mistyped column names it and what the DataFrame has."""
+    """The error for a missing or mistyped column names it and the columns that the DataFrame has."""
     fit = SparkModel(problem.model(), num_workers=2).fit
     frame = frames["array"].selectExpr("features", "label", "cast(label as string) as name")
     cases = [

@@ -200,7 +200,7 @@ def test_after_a_worker_hung(problem, tmp_path, caplog, mode):
 
 @pytest.mark.whole
 def test_after_workers_were_killed_too_often(problem, tmp_path):
-    """A worker that dies at every start ends the run; the model keeps what was merged until then."""
+    """A worker that dies at every start ends the run; the model keeps the last merge before that."""
     model, objects = Bomb(tmp_path / "done", 9, kill).model(problem)
     start = model.get_weights()
     spark_model = SparkModel(

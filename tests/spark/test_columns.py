@@ -1,4 +1,4 @@
-"""Column names resolve as in Spark; a list of columns is one array, or the error says what it may hold."""
+"""Column names resolve as in Spark; a list of columns is one array, or the error names the valid types."""
 
 import keras
 import numpy as np

@@ -22,7 +22,7 @@ def run(folder, *names):
 
 @pytest.mark.whole
 def test_the_script_of_the_readme_runs(tmp_path):
-    """The script in the README runs as it stands, and prints what is shown below it."""
+    """The script in the README runs as it stands, and prints the lines that are shown below it."""
     run(tmp_path, "README.md")
 
 

@@ -178,7 +178,7 @@ def test_an_error_of_mlflow_does_not_end_a_fit(problem, mlflow, tmp_path, caplog
 
 @pytest.mark.parametrize("name", ["active_run", "utils.autologging_utils.autologging_is_disabled"])
 def test_an_error_before_a_run_does_not_end_a_fit(mlflow, monkeypatch, caplog, name):
-    """If MLflow cannot say whether it logs a fit, one warning names the reason, and the fit is not logged."""
+    """If MLflow's state cannot be read, one warning names the reason, and the fit is not logged."""
     mlflow.keras.autolog()
     request = SimpleNamespace(callbacks=[])
 

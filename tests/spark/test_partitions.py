@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.data.batch_plan import Plan, ranks
+from sparkdl.data.batch_plan import BatchPlan, ranks
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.ml import KerasEstimator
 
@@ -28,7 +28,7 @@ def plain(problem, rows, *, epochs, shuffle, batch_size=16):
     for epoch in range(epochs):
         order = np.zeros(sum(rows), int)
         for worker in range(len(rows)):
-            plan = Plan(rows, worker, batch_size, 1, True, shuffle, 5)
+            plan = BatchPlan(rows, worker, batch_size, 1, True, shuffle, 5)
             order[ranks(rows, worker)] = first[worker] + plan.order(epoch)[:]
         model.fit(problem.x[order], problem.y[order], batch_size=batch_size, shuffle=False, verbose=0)
     return model

@@ -53,7 +53,7 @@ def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot
 
 
 @pytest.mark.whole
-def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_slot):
+def test_a_worker_group_that_does_not_form_in_time_names_who_is_missing(problem, held_slot):
     """A worker group that does not form in time raises an error with the missing worker and the remedy."""
     spark_model = SparkModel(
         problem.model(), mode="asynchronous", num_workers=2, fault_tolerance=FaultTolerance(start_timeout=1)
@@ -65,7 +65,7 @@ def test_a_gang_that_does_not_form_in_time_names_who_is_missing(problem, held_sl
         spark_model.fit(problem.x, problem.y, verbose=0)
 
 
-def test_gangs_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
+def test_worker_groups_of_one_process_have_all_their_slots_or_wait_in_line(eventually):
     """Worker groups of one process get all their slots at once, in order of arrival, or wait."""
     claims, begun, over = jobs.Claims(), [], {name: threading.Event() for name in "abc"}
 

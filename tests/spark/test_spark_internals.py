@@ -1,4 +1,4 @@
-"""Each private part of Spark that sparkdl uses exists in this version, and does what sparkdl relies on."""
+"""Each private part of Spark that sparkdl uses exists in this version, and behaves as sparkdl expects."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.classic
 
 @contextlib.contextmanager
 def log_of(context):
-    """Yield a function that returns what the driver's JVM logs from now on, at the level WARN."""
+    """Yield a function that returns the lines that the driver's JVM logs from now on, at the level WARN."""
     jvm = spark_internals.jvm(context)
     log4j, writer = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
     loggers = log4j.LogManager.getContext(False)
@@ -61,14 +61,14 @@ def test_the_lines_of_tasks_that_end_after_their_call(spark, eventually, monkeyp
     context, threads = spark.sparkContext, threading.enumerate()
     with log_of(context) as log:
         for _ in range(2):  # the second time, the loggers have the filter of the first one
-            job = jobs.Job(application_of(spark), waiting(context), "")
+            job = jobs.SparkJob(application_of(spark), waiting(context), "")
             assert eventually(lambda: spark_internals.running_tasks(context) == 2)
             job.cancel()
 
             assert [] == leaked_threads(threads, 0.0)
             assert "Lost task" in lines_about_a_failure(context, log)  # after a wait for slots
 
-        job = jobs.Job(application_of(spark), failing(context), "")
+        job = jobs.SparkJob(application_of(spark), failing(context), "")
         assert job.wait(60)
         assert "LookupError" in str(job.error)
         failures = log().count("Lost task"), log().count("aborting job")

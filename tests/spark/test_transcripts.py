@@ -103,7 +103,7 @@ def require_only(lines, allowed):
     ("columns", "session"), [(80, ""), (120, SESSION), (None, "")], ids=["narrow", "own session", "file"]
 )
 def test_a_script_prints_only_what_is_documented(tmp_path, columns, session):
-    """A fit leaves its summary, a line per epoch, and what the program itself prints; no line is torn."""
+    """A fit leaves its summary, a line per epoch, and the lines of the program itself; no line is torn."""
     script = tmp_path / "script.py"
     script.write_text(f"{IMPORTS}{session}print({START!r}, flush=True)\n{FIT}")
     command = [sys.executable, str(script)]

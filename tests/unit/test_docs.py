@@ -34,7 +34,7 @@ def _is_module(name: str) -> bool:
 
 
 def test_each_output_follows_its_block():
-    """Each block of output on a page is compared with what the block above it prints."""
+    """Each block of output on a page is compared with the output of the block above it."""
     for name in pages.names():
         shown = (ROOT / name).read_text().count("\n```output\n")
         compared = sum(block["output"] is not None for block in pages.blocks(name))

@@ -17,15 +17,15 @@ CALLS = {
 }
 
 
-def spool():
-    return bytes(state.spooled(b"x" * (state.IN_MEMORY + 1)))
+def file():
+    return bytes(state.in_file(b"x" * (state.IN_MEMORY + 1)))
 
 
 def test_sites_are_found():
     """Watched sites are counted."""
     with Failing() as watched:
-        spool()
-        spool()
+        file()
+        file()
 
     assert {2} == {watched.sites[SITE + call] for call in CALLS.values()}
 
@@ -38,7 +38,7 @@ def test_the_call_that_is_meant_fails(kind):
     def work():
         for _ in range(3):
             try:
-                outcomes.append(len(spool()))
+                outcomes.append(len(file()))
             except (OSError, MemoryError) as error:
                 outcomes.append(repr(error))
 
@@ -55,4 +55,4 @@ def test_the_call_that_is_meant_fails(kind):
 def test_an_interrupt_comes_to_the_main_thread():
     """An injected interrupt reaches the main thread, as Ctrl-C does."""
     with pytest.raises(KeyboardInterrupt), Failing(SITE + "file.write", "SIGINT"):
-        spool()
+        file()

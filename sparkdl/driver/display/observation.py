@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkdl.driver.display.progress import Display, Results
-from sparkdl.driver.remote_server import Store
+from sparkdl.driver.remote_server import AnyCoordinator
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.record import RunRecord
 
@@ -14,13 +14,15 @@ class ObservedDisplay(Display):
     Args:
         display: the display that the user sees.
         record: the record of the run.
-        store: the run's coordinator, in this process or in worker 0.
+        coordinator: the run's coordinator, in this process or in worker 0.
         traffic: the counts of requests to the endpoint.
     """
 
-    def __init__(self, display: Display, record: RunRecord, store: Store, traffic: Traffic) -> None:
+    def __init__(
+        self, display: Display, record: RunRecord, coordinator: AnyCoordinator, traffic: Traffic
+    ) -> None:
         super().__init__(display.epochs)
-        self.display, self.record, self.store, self.traffic = display, record, store, traffic
+        self.display, self.record, self.coordinator, self.traffic = display, record, coordinator, traffic
 
     def note(self, text: str) -> None:
         """Show a line about the run."""
@@ -39,12 +41,12 @@ class ObservedDisplay(Display):
     def update(self, rows: int, total: int, results: Results) -> None:
         """Show and record the progress of an epoch."""
         self.display.update(rows, total, results)
-        self.record.advance(rows, total, results, self.store, self.traffic)
+        self.record.advance(rows, total, results, self.coordinator, self.traffic)
 
     def end(self, epoch: int, rows: int, logs: Results) -> None:
         """End an epoch."""
         self.display.end(epoch, rows, logs)
-        self.record.end_epoch(epoch, rows, logs, self.store, self.traffic)
+        self.record.end_epoch(epoch, rows, logs, self.coordinator, self.traffic)
 
     def close(self) -> None:
         """Close the display."""

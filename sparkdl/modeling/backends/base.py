@@ -26,7 +26,7 @@ class Reading(NamedTuple):
     sliced: bool = False
 
 
-class Mean(NamedTuple):
+class RoundMeans(NamedTuple):
     """The means of the workers' gradients and statistics in a round.
 
     ``sliced``: whether the gradient has slices, encoded as in ``core.sparse_gradients``.
@@ -61,7 +61,7 @@ class Replica(Protocol):
     def model(self) -> Any:
         """The Keras model. Its variables are up to date until the replica's next operation."""
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
+    def gradient(self, batch: Batch, last: RoundMeans | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss.
 
         Args:
@@ -72,7 +72,7 @@ class Replica(Protocol):
                 1 / ``scale``.
         """
 
-    def apply(self, mean: Mean) -> None:
+    def apply(self, mean: RoundMeans) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
 
     def step(self, batch: Batch, center: Center | None = None, since: Vector | None = None) -> Reading | None:

@@ -20,7 +20,7 @@ import numpy as np
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
 from sparkdl.modeling import keras_metrics, keras_variables, optimizers, signature
-from sparkdl.modeling.backends.base import Center, Mean, Reading
+from sparkdl.modeling.backends.base import Center, Reading, RoundMeans
 from sparkdl.modeling.backends.common import Capture, first_rows, loss_metric, optional, reading
 from sparkdl.modeling.keras_internals import held_value, set_held_value
 from sparkdl.modeling.losses import watched
@@ -187,7 +187,7 @@ class JaxReplica:
 
     # The methods that the loop calls.
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
+    def gradient(self, batch: Batch, last: RoundMeans | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
         mean = None if last is None else (last.gradient, optional(last.statistics))
         factor = None if scale is None else np.array(scale, np.float32)
@@ -196,7 +196,7 @@ class JaxReplica:
         )
         return self._reading(packed)
 
-    def apply(self, mean: Mean) -> None:
+    def apply(self, mean: RoundMeans) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
         parts = mean.gradient, optional(mean.statistics)
         self._held = self._apply(self._state(), self._progress(), parts)

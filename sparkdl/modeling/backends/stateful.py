@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.core.vectors import Vector
 from sparkdl.data.batch import Batch
 from sparkdl.modeling import keras_variables
-from sparkdl.modeling.backends.base import Center, Mean, Reading
+from sparkdl.modeling.backends.base import Center, Reading, RoundMeans
 from sparkdl.modeling.backends.common import SCALARS, Capture, loss_metric, optional, reading
 from sparkdl.modeling.losses import watched
 
@@ -77,7 +77,7 @@ class StatefulReplica(ABC):
         """Return the sums of losses and of weights that the loss metric has accumulated."""
         return [loss.total, loss.count]
 
-    def given(self, mean: Mean) -> Any:
+    def given(self, mean: RoundMeans) -> Any:
         """Return a mean gradient in the form that the compiled functions take."""
         return mean.gradient
 
@@ -136,14 +136,14 @@ class StatefulReplica(ABC):
 
     # The methods that the loop calls, on arrays.
 
-    def gradient(self, batch: Batch, last: Mean | None = None, scale: float | None = None) -> Reading:
+    def gradient(self, batch: Batch, last: RoundMeans | None = None, scale: float | None = None) -> Reading:
         """Apply the last mean gradient, if given, then return the gradient of the batch's loss."""
         data = None if scale is None else np.array(scale, np.float32), batch.to_data()
         if last is None:
             return self._reading(self._gradient(*data))
         return self._reading(self._apply_and_take(self.given(last), optional(last.statistics), *data))
 
-    def apply(self, mean: Mean) -> None:
+    def apply(self, mean: RoundMeans) -> None:
         """Take one optimizer step along a mean gradient, and set the statistics unless they are empty."""
         self._apply(self.given(mean), optional(mean.statistics))
 

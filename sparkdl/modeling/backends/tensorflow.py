@@ -15,7 +15,7 @@ from sparkdl.core.tree import split
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
 from sparkdl.errors import ModelError
 from sparkdl.modeling import keras_internals, optimizers, signature
-from sparkdl.modeling.backends.base import Mean, Reading
+from sparkdl.modeling.backends.base import Reading, RoundMeans
 from sparkdl.modeling.backends.stateful import StatefulReplica
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class TensorFlowReplica(StatefulReplica):
             )
         return reading._replace(vector=densified(decode(reading.vector, self._tables), self._tables).rest)
 
-    def given(self, mean: Mean) -> Any:
+    def given(self, mean: RoundMeans) -> Any:
         """Return a mean gradient in the form that the compiled functions take, with its slices separated."""
         if not mean.sliced:
             return mean.gradient

@@ -36,8 +36,8 @@ class TorchReplica(StatefulReplica):
     def __init__(self, model: keras.Model, *, joint: bool) -> None:
         super().__init__(model, joint=joint)
         self._device = keras.ops.convert_to_tensor(0.0).device
-        asked = *self._trainable, *self._statistics, *keras_variables.metric_variables(model)
-        self._values = {id(variable): variable.value for variable in asked}
+        requested = *self._trainable, *self._statistics, *keras_variables.metric_variables(model)
+        self._values = {id(variable): variable.value for variable in requested}
         self._flat = self._joined() if self.exact and self._trainable and not joint else None
         self._waiting: list[Callable[[], Any]] = []
         self._loss: tuple[Any, Any] | None = None  # the newest loss not in the metrics yet, and its weight

@@ -115,7 +115,7 @@ class Asynchronous(Aggregation):
                 step, state = apply(self.rule, body.pop(), self.state, merge)
             with self._booking():
                 if not flags:
-                    self._book(update, merge)
+                    self._record_merge(update, merge)
                 if merge is not None:
                     self.parameters += step
                     self.given, self.state = no_vector, state
@@ -195,7 +195,7 @@ class Asynchronous(Aggregation):
             return None, Flag.NONE
         return Merge(self.version - update.base_version, self.working, update.steps), Flag.NONE
 
-    def _book(self, update: Update, merge: Merge | None) -> None:
+    def _record_merge(self, update: Update, merge: Merge | None) -> None:
         """Count an update, and merge its statistics if there is a merge."""
         self.last[update.worker] = update.sequence
         if update.worker in self.clocks:

@@ -43,7 +43,7 @@ class Hogwild(Asynchronous):
             merge, flags = self._meant(update)
             with self._booking():
                 if not flags:
-                    self._book(update, merge)
+                    self._record_merge(update, merge)
             self.adding += merge is not None
         if merge is not None:
             try:

@@ -66,11 +66,11 @@ def metrics_token(path: str) -> str:
     return token
 
 
-def exposition(store: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes, dict[str, str]]:
+def exposition(coordinator: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes, dict[str, str]]:
     """Return the metrics of a run as text, and the header with their content type.
 
     Args:
-        store: the coordinator of the run.
+        coordinator: the coordinator of the run.
         traffic: the counts of its requests.
 
     Raises:
@@ -83,7 +83,7 @@ def exposition(store: GroupCoordinator, traffic: dict[str, int]) -> tuple[bytes,
             501, 'Metrics need prometheus_client: run pip install "sparkdl-keras[metrics]" on this machine.'
         ) from None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(store, traffic))
+    registry.register(_Collector(coordinator, traffic))
     return generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST}
 
 
@@ -91,44 +91,44 @@ class _Collector:
     """The collector of one scrape.
 
     Args:
-        store: the coordinator of the run.
+        coordinator: the coordinator of the run.
         traffic: the counts of its requests.
     """
 
-    def __init__(self, store: GroupCoordinator, traffic: dict[str, int]) -> None:
-        self.store, self.traffic = store, traffic
+    def __init__(self, coordinator: GroupCoordinator, traffic: dict[str, int]) -> None:
+        self.coordinator, self.traffic = coordinator, traffic
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        with self.store.changed:
-            metrics = [*_counters(self.store, self.traffic), *_workers(self.store)]
-            if isinstance(self.store, Coordinator):
-                metrics += _progress(self.store)
+        with self.coordinator.changed:
+            metrics = [*_counters(self.coordinator, self.traffic), *_workers(self.coordinator)]
+            if isinstance(self.coordinator, Coordinator):
+                metrics += _progress(self.coordinator)
         yield from metrics
 
 
-def _counters(store: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metric]:
+def _counters(coordinator: GroupCoordinator, traffic: dict[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
     counts = {
-        **store.summary(),
+        **coordinator.summary(),
         **traffic,
         # Without the late updates of the open round, which will be merged: a counter never falls.
-        "late_dropped": store.aggregation.dropped.total(),
-        "restarts": store.restarts,
+        "late_dropped": coordinator.aggregation.dropped.total(),
+        "restarts": coordinator.restarts,
     }
     for name, (metric, text) in COUNTERS.items():
         yield CounterMetricFamily(f"sparkdl_{metric}", text, counts[name])
 
 
-def _workers(store: GroupCoordinator) -> Iterator[Metric]:
+def _workers(coordinator: GroupCoordinator) -> Iterator[Metric]:
     """Yield the number of workers by state, and the position and silence of each."""
     from prometheus_client.core import GaugeMetricFamily
 
     states = GaugeMetricFamily("sparkdl_workers", "Workers by state.", labels=["state"])
-    there = store.members.keys() - store.lost
-    missing = store.shape.num_workers - len(there | store.lost)
-    for state, number in ("joined", len(there)), ("lost", len(store.lost)), ("missing", missing):
+    there = coordinator.members.keys() - coordinator.lost
+    missing = coordinator.shape.num_workers - len(there | coordinator.lost)
+    for state, number in ("joined", len(there)), ("lost", len(coordinator.lost)), ("missing", missing):
         states.add_metric([state], number)
     yield states
     labels = ["worker"]
@@ -141,24 +141,26 @@ def _workers(store: GroupCoordinator) -> Iterator[Metric]:
     silences = GaugeMetricFamily(
         "sparkdl_worker_silence_seconds", "Time since a worker's last message.", labels=labels
     )
-    for worker, member in sorted(store.members.items()):
+    for worker, member in sorted(coordinator.members.items()):
         epochs.add_metric([str(worker)], member.epoch)
         rows.add_metric([str(worker)], member.seen_rows)
-        silences.add_metric([str(worker)], store.state.clock() - member.heard)
+        silences.add_metric([str(worker)], coordinator.state.clock() - member.heard)
     yield from (epochs, rows, silences)
 
 
-def _progress(store: Coordinator) -> Iterator[Metric]:
+def _progress(coordinator: Coordinator) -> Iterator[Metric]:
     """Yield the progress of a training run and its last loss."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    epoch = max(store.snapshot.epoch, min((member.epoch for member in store.members.values()), default=0))
+    epoch = max(
+        coordinator.snapshot.epoch, min((member.epoch for member in coordinator.members.values()), default=0)
+    )
     yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
-    yield GaugeMetricFamily("sparkdl_epochs", "The epochs argument of the fit.", store.shape.epochs)
-    rows = sum(plan.epoch_rows for plan in store.plans)
+    yield GaugeMetricFamily("sparkdl_epochs", "The epochs argument of the fit.", coordinator.shape.epochs)
+    rows = sum(plan.epoch_rows for plan in coordinator.plans)
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
     yield CounterMetricFamily(
-        "sparkdl_merges", "Rounds or updates that were merged.", store.aggregation.merges
+        "sparkdl_merges", "Rounds or updates that were merged.", coordinator.aggregation.merges
     )
-    for loss in store.aggregation.losses[-1:] or store.epochs.last_losses:
+    for loss in coordinator.aggregation.losses[-1:] or coordinator.epochs.last_losses:
         yield GaugeMetricFamily("sparkdl_loss", "Mean training loss of the last round or update.", loss)

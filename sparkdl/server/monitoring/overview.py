@@ -19,7 +19,7 @@ class Curve(TypedDict):
     running: bool
 
 
-class Table(NamedTuple):
+class OverviewTable(NamedTuple):
     """The fits at one moment.
 
     Attributes:
@@ -52,7 +52,7 @@ class Overview(LiveRecord):
 
     page = "overview"
 
-    def __init__(self, name: str, kind: str, read: Callable[[], Table], *, stops: str = "") -> None:
+    def __init__(self, name: str, kind: str, read: Callable[[], OverviewTable], *, stops: str = "") -> None:
         super().__init__("running")
         self.stops = stops
         self._name, self._kind, self._read = name, kind, read

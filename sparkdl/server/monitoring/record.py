@@ -15,7 +15,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.server.monitoring.live import TICK_SECONDS, Cursor, LiveRecord, finite
 from sparkdl.server.state import Member
 
@@ -46,7 +46,7 @@ class Run(Protocol):
         """The point from which the run is restored, as named in messages."""
 
     @property
-    def plans(self) -> Sequence[Plan]:
+    def plans(self) -> Sequence[BatchPlan]:
         """The plan of each worker, once all have reported their number of rows."""
 
     @property

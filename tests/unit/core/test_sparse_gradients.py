@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from coordinators import begun, coordinator_of, give, push, state_of, status_of, together, update_of, vector
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import begun, give, push, state_of, status_of, store_of, together, update_of, vector
 
 from sparkdl.core.reduction import Mean
 from sparkdl.core.sparse_gradients import (
@@ -73,7 +73,7 @@ def added_up(slices):
 
 
 def mean_of(contributions):
-    """Return the weighted mean of gradients, and whether it has slices."""
+    """Return the weighted mean of gradients, and True if it has slices."""
     mean = SliceMean(TABLES)
     for slices, weight in contributions:
         if slices.lookups:
@@ -226,20 +226,21 @@ def test_noise_is_refused_or_a_gradient(noise, start):
 # -- at the endpoint ------------------------------------------------------------------------------
 
 
-def sliced_store(**options):
-    return begun(store_of(size=SIZE, tables=TABLES, **{"workers": 2} | options))
+def sliced_coordinator(**options):
+    return begun(coordinator_of(size=SIZE, tables=TABLES, **{"workers": 2} | options))
 
 
-def sliced_of(store, worker, words=WORDS, **fields):
-    return update_of(store, worker, words, flags=Flag.SLICES, **fields)
+def sliced_of(coordinator, worker, words=WORDS, **fields):
+    return update_of(coordinator, worker, words, flags=Flag.SLICES, **fields)
 
 
 def test_a_round_answers_with_slices():
     """All workers get the same reply, in the order of workers, and each row is counted."""
-    store = sliced_store()
+    coordinator = sliced_coordinator()
     other = replace_rows(GOOD, [1, 2, 1])
     replies = together(
-        lambda: give(store, sliced_of(store, 1, encode(other))), lambda: give(store, sliced_of(store, 0))
+        lambda: give(coordinator, sliced_of(coordinator, 1, encode(other))),
+        lambda: give(coordinator, sliced_of(coordinator, 0)),
     )
 
     assert all(reply.flags & Flag.SLICES for reply in replies)
@@ -248,7 +249,7 @@ def test_a_round_answers_with_slices():
     assert first.lookups[2][0].tolist() == [3, 0, 3, 1, 2, 1]
     assert np.unique(first.lookups[2][1]).tolist() == [0.5]
     assert first.rest.tolist() == GOOD.rest.tolist()
-    assert store.summary()["slices"] == 6
+    assert coordinator.summary()["slices"] == 6
 
 
 def replace_rows(slices, rows):
@@ -257,17 +258,18 @@ def replace_rows(slices, rows):
 
 def test_a_worker_without_rows_gets_the_slices_of_the_others():
     """A worker with weight 0 gets the slices of the others without dividing by its weight."""
-    store = sliced_store()
-    replies = together(lambda: push(store, 0), lambda: give(store, sliced_of(store, 1)))
+    coordinator = sliced_coordinator()
+    replies = together(lambda: push(coordinator, 0), lambda: give(coordinator, sliced_of(coordinator, 1)))
 
     assert [reply.parameters.tobytes() for reply in replies] == [WORDS.tobytes()] * 2
 
 
 def test_slices_and_a_dense_gradient_make_a_dense_mean():
     """Slices and a dense gradient have a dense mean: a worker may send the shorter form."""
-    store = sliced_store()
+    coordinator = sliced_coordinator()
     replies = together(
-        lambda: give(store, sliced_of(store, 0)), lambda: push(store, 1, np.ones(SIZE, np.float32))
+        lambda: give(coordinator, sliced_of(coordinator, 0)),
+        lambda: push(coordinator, 1, np.ones(SIZE, np.float32)),
     )
 
     assert not any(reply.flags & Flag.SLICES for reply in replies)
@@ -276,33 +278,36 @@ def test_slices_and_a_dense_gradient_make_a_dense_mean():
 
 def test_slices_that_come_twice_count_once():
     """A repeated update with slices gets the reply and adds nothing."""
-    store = sliced_store()
-    together(lambda: give(store, sliced_of(store, 0)), lambda: give(store, sliced_of(store, 1)))
-    again = give(store, sliced_of(store, 0))
+    coordinator = sliced_coordinator()
+    together(
+        lambda: give(coordinator, sliced_of(coordinator, 0)),
+        lambda: give(coordinator, sliced_of(coordinator, 1)),
+    )
+    again = give(coordinator, sliced_of(coordinator, 0))
 
     assert again.flags == Flag.SLICES | Flag.DUPLICATE
-    assert store.summary()["slices"] == 6
-    assert store.aggregation.version == 1
+    assert coordinator.summary()["slices"] == 6
+    assert coordinator.aggregation.version == 1
 
 
 @pytest.mark.parametrize("words", [words for words in MALFORMED.values() if len(words)], ids=len)
 def test_malformed_slices_change_nothing(words):
     """Malformed slices change nothing, and the worker can then send valid ones."""
-    store = sliced_store(workers=1)
-    before = state_of(store)
+    coordinator = sliced_coordinator(workers=1)
+    before = state_of(coordinator)
     with pytest.raises(WireError):
-        give(store, sliced_of(store, 0, words))
+        give(coordinator, sliced_of(coordinator, 0, words))
 
-    assert before == state_of(store)
-    assert give(store, sliced_of(store, 0)).parameters.tobytes() == WORDS.tobytes()
+    assert before == state_of(coordinator)
+    assert give(coordinator, sliced_of(coordinator, 0)).parameters.tobytes() == WORDS.tobytes()
 
 
 def test_slices_are_refused_by_the_header_where_there_are_none():
     """The header of slices is refused without tables, with deltas, or beyond the limit of a round."""
-    plain_run = begun(store_of(size=SIZE, workers=1))
-    deltas = begun(store_of("asynchronous", size=SIZE, workers=1))
+    plain_run = begun(coordinator_of(size=SIZE, workers=1))
+    deltas = begun(coordinator_of("asynchronous", size=SIZE, workers=1))
     long = np.zeros(most_words(SIZE, 1 << 20) + 1, np.float32)
-    many = sliced_store(workers=1)
+    many = sliced_coordinator(workers=1)
     many.aggregation.most = most_words(SIZE, 1 << 20)
     refused = [(plain_run, WORDS), (deltas, WORDS), (many, long), (many, WORDS[:0])]
 
@@ -315,9 +320,10 @@ def test_slices_that_are_no_numbers_are_not_merged(place, number):
     """NaN and Inf in dense variables or slices are found; the update counts as one without rows."""
     words = WORDS.copy()
     words[place] = number
-    store = sliced_store()
+    coordinator = sliced_coordinator()
     replies = together(
-        lambda: give(store, sliced_of(store, 0, words)), lambda: give(store, sliced_of(store, 1))
+        lambda: give(coordinator, sliced_of(coordinator, 0, words)),
+        lambda: give(coordinator, sliced_of(coordinator, 1)),
     )
 
     assert [bool(reply.flags & Flag.NOT_FINITE) for reply in replies] == [True, False]
@@ -328,9 +334,9 @@ def test_the_gradient_of_a_scaled_loss_may_be_infinite():
     """Infinite gradients of a scaled loss are merged, so that all replicas see them in the mean."""
     words = WORDS.copy()
     words[24] = np.inf
-    store = sliced_store(workers=1, scaled=True)
+    coordinator = sliced_coordinator(workers=1, scaled=True)
 
-    assert give(store, sliced_of(store, 0, words)).parameters.tobytes() == words.tobytes()
+    assert give(coordinator, sliced_of(coordinator, 0, words)).parameters.tobytes() == words.tobytes()
 
 
 def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
@@ -339,7 +345,7 @@ def test_a_late_worker_gets_the_slices_that_it_missed(monkeypatch):
     rounds = GradientRounds(np.zeros(2, np.float32), vector(), 2, Hybrid(1), TABLES)
     rounds.generation = 1
     before = rounds.depth
-    update = sliced_of(begun(store_of(workers=2)), 0)
+    update = sliced_of(begun(coordinator_of(workers=2)), 0)
     for sequence in range(3):
         sent = replace(update, sequence=sequence)
         rounds.push(sent, lambda sent=sent: sent, lambda counts: Reply())

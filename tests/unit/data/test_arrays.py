@@ -161,7 +161,7 @@ def test_numbers_and_strings_do_not_mix(values, words):
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3]], [np.ones((2, 3)), np.ones((2, 4))]], ids=["lists", "arrays"])
 def test_rows_of_unequal_shape_are_named(rows):
-    """The error for rows of unequal shape names the argument and says what to do."""
+    """The error for rows of unequal shape names the argument and the remedy."""
     with pytest.raises(DataError, match="^x should be rows of equal shape, such as sequences padded to one"):
         as_rows(rows, "x")
 

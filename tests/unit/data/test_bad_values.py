@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.bad_values import Classes, Faults, Watched, judge, sentences_of
+from sparkdl.data.bad_values import Faults, KnownClasses, Watched, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block, row_keys, scramble, unscrambled
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
@@ -13,7 +13,7 @@ from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import DataError
 
 SCHEMA = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
-CLASSES = {1: Classes(3)}
+CLASSES = {1: KnownClasses(3)}
 
 
 def block(x, y, first=0, part=TRAINING):
@@ -76,7 +76,7 @@ def test_numbers_of_sparse_rows_are_looked_at():
 
 def test_a_class_that_the_loss_ignores_is_none_too_many():
     """The label that ignore_class names may lie outside the classes."""
-    faults = Faults(SCHEMA, {1: Classes(3, ignored=-1)})
+    faults = Faults(SCHEMA, {1: KnownClasses(3, ignored=-1)})
     faults.note(block([[0.0, 0.0]] * 3, [-1, 2, 3]))
 
     assert [(1, "labels", 1)] == [(fault.column, fault.kind, fault.rows) for fault in faults.found()]

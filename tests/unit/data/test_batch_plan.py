@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.batch_plan import Plan, even_split, num_batches, num_before, ranks
+from sparkdl.data.batch_plan import BatchPlan, even_split, num_batches, num_before, ranks
 
 row_counts = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any).map(tuple)
 batch_sizes = st.integers(1, 40)
 
 
 def plans(rows, batch_size, *, window=1, joint=False, shuffle=False, seed=0):
-    return [Plan(rows, worker, batch_size, window, joint, shuffle, seed) for worker in range(len(rows))]
+    return [BatchPlan(rows, worker, batch_size, window, joint, shuffle, seed) for worker in range(len(rows))]
 
 
 @given(row_counts)
@@ -62,10 +62,10 @@ def test_shares_of_a_batch_add_up_to_it(rows, batch_size):
 @given(row_counts, batch_sizes)
 def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
     """Batch t of all workers together consists of ranks t B to (t + 1) B."""
-    gang = plans(rows, batch_size, joint=True)
-    for batch in range(gang[0].steps):
+    group = plans(rows, batch_size, joint=True)
+    for batch in range(group[0].steps):
         together = []
-        for plan in gang:
+        for plan in group:
             for span in plan.spans(0, batch):
                 together += ranks(rows, plan.worker)[plan.order(0)[span.start : span.stop]].tolist()
 
@@ -75,8 +75,8 @@ def test_a_joint_batch_is_made_of_the_rows_of_one_process(rows, batch_size):
 @given(row_counts, batch_sizes, st.none() | st.integers(1, 5))
 def test_windows_hold_each_local_batch_once(rows, batch_size, window):
     """A worker's windows cover its rows in order; a worker with fewer rows joins the rest without rows."""
-    gang = plans(rows, batch_size, window=window)
-    for plan, count in zip(gang, rows, strict=True):
+    group = plans(rows, batch_size, window=window)
+    for plan, count in zip(group, rows, strict=True):
         spans = [span for index in range(plan.windows) for span in plan.spans(0, index)]
 
         assert [place for span in spans for place in range(span.start, span.stop)] == list(range(count))
@@ -116,10 +116,10 @@ def test_every_worker_comes_to_as_many_exchanges(rows, batch_size, window):
 @given(row_counts, batch_sizes)
 def test_progress_of_an_epoch_is_that_of_one_process(rows, batch_size):
     """Local steps of all workers add up to the updates of one process."""
-    gang = plans(rows, batch_size, window=None)
-    total = sum(plan.num_batches * plan.progress_per_step for plan in gang)
+    group = plans(rows, batch_size, window=None)
+    total = sum(plan.num_batches * plan.progress_per_step for plan in group)
 
-    assert gang[0].steps == pytest.approx(total)
+    assert group[0].steps == pytest.approx(total)
 
 
 @given(row_counts, st.integers(0, 5), st.integers(0, 2**31 - 1))

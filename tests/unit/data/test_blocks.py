@@ -75,18 +75,18 @@ def partition_of(index, sizes, part=TRAINING):
 
 def shares_of(partitions, num_workers, seed, folder):
     """Return each worker's values after dealing the rows of (index, sizes of blocks)."""
-    spools = [SpillFile(DEALT, str(folder), seed) for _ in range(num_workers)]
+    files = [SpillFile(DEALT, str(folder), seed) for _ in range(num_workers)]
     for index, sizes in partitions:
         for worker, block in deal(partition_of(index, sizes), num_workers, seed):
-            spools[worker].extend([block])
-    shares = [spool.rows(TRAINING) for spool in spools]
+            files[worker].extend([block])
+    shares = [file.rows(TRAINING) for file in files]
     values = [share.batch(np.arange(share.count)).x.tolist() if share.count else [] for share in shares]
-    return values, [spool.fingerprint for spool in spools]
+    return values, [file.fingerprint for file in files]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("spool")
+    return tmp_path_factory.mktemp("spill")
 
 
 SIZES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=5)

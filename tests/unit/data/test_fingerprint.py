@@ -172,9 +172,9 @@ def test_a_spool_knows_the_fingerprint_of_all_its_rows(tmp_path):
     schema = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
     keys, x, y = np.arange(4, dtype=np.uint64), np.ones((4, 2), np.float32), np.arange(4)
     blocks = [Block(keys, part, (x + part, y)) for part in (TRAINING, VALIDATION)]
-    spool = SpillFile(schema, str(tmp_path))
-    spool.extend([*blocks, Block(keys[:0], 2, ())])
+    file = SpillFile(schema, str(tmp_path))
+    file.extend([*blocks, Block(keys[:0], 2, ())])
     for part in (TRAINING, VALIDATION):
-        spool.rows(part)
+        file.rows(part)
 
-    assert total(fingerprint(*block) for block in blocks) == spool.fingerprint != NOTHING
+    assert total(fingerprint(*block) for block in blocks) == file.fingerprint != NOTHING

@@ -96,7 +96,7 @@ def test_whatever_call_fails_the_rows_are_stored_whole_or_not_at_all(directory):
     """After any failed call, the next reader gets all rows."""
 
     def use(name):
-        """Let two readers use the rows; return what they get."""
+        """Let two readers use the rows; return the rows that they get."""
         return [
             (rows.fingerprint, rows.rows(TRAINING).columns[0].tolist())
             for rows in (shared_rows.shared(name, SCHEMA, 3, stored()) for _ in range(2))

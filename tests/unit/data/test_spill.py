@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data.batch_plan import MIXED, Plan
+from sparkdl.data.batch_plan import MIXED, BatchPlan
 from sparkdl.data.blocks import EMPTY, TRAINING, VALIDATION, Block, scramble
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
@@ -31,15 +31,15 @@ def blocks(keys, size=100, part=TRAINING, schema=SCHEMA):
         yield Block(some, part, (x, some.astype(np.int64)))
 
 
-def spooled(keys, directory, seed, *, memory, size=100, schema=SCHEMA):
-    spool = SpillFile(schema, str(directory), seed, memory=memory)
-    spool.extend(blocks(np.asarray(keys, np.uint64), size, schema=schema))
-    return spool.rows(TRAINING)
+def rows_of(keys, directory, seed, *, memory, size=100, schema=SCHEMA):
+    file = SpillFile(schema, str(directory), seed, memory=memory)
+    file.extend(blocks(np.asarray(keys, np.uint64), size, schema=schema))
+    return file.rows(TRAINING)
 
 
 def passed(rows, turn, *, shuffle=True, batch_size=32):
     """Return the labels of a pass, batch by batch."""
-    plan = Plan((rows.count,), 0, batch_size, 1, False, shuffle, 7)
+    plan = BatchPlan((rows.count,), 0, batch_size, 1, False, shuffle, 7)
     order = plan.order(turn, rows.buckets)
     found = [
         rows.batch(order[span.start : span.stop]) for i in range(plan.windows) for span in plan.spans(0, i)
@@ -50,7 +50,7 @@ def passed(rows, turn, *, shuffle=True, batch_size=32):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("spool")
+    return tmp_path_factory.mktemp("spill")
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,9 +67,9 @@ def test_a_pass_has_every_row_once_in_the_same_order_however_the_rows_came(
     """``fit`` rows are mixed at a time; without a shuffle rows are in the order of their keys."""
     keys = [*range(count)]
     random.shuffle(keys)
-    first = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, schema=schema)
+    first = rows_of(keys, folder, seed, memory=fit * INDEX_BYTES, schema=schema)
     random.shuffle(keys)
-    again = spooled(keys, folder, seed, memory=fit * INDEX_BYTES, size=7, schema=schema)
+    again = rows_of(keys, folder, seed, memory=fit * INDEX_BYTES, size=7, schema=schema)
 
     assert first.buckets == again.buckets
     assert [*range(count)] == sorted(sum(passed(first, 0), []))
@@ -83,7 +83,7 @@ def test_rows_that_fit_are_mixed_whole(folder):
     keys = np.random.default_rng(0).permutation(1000)
     expected = [np.random.default_rng([7, turn, 0]).permutation(1000).tolist() for turn in (0, 1)]
 
-    rows = spooled(keys, folder, 3, memory=WHOLE)
+    rows = rows_of(keys, folder, 3, memory=WHOLE)
 
     assert (1000,) == rows.buckets
     assert expected == [sum(passed(rows, turn), []) for turn in (0, 1)]
@@ -92,7 +92,7 @@ def test_rows_that_fit_are_mixed_whole(folder):
 def test_more_rows_are_mixed_within_and_across_buckets(folder):
     """A pass mixes a limited number of rows at a time; the next pass draws other rows and orders."""
     count, fit = 20_000, 2_000
-    rows = spooled(np.arange(count), folder, 3, memory=fit * INDEX_BYTES)
+    rows = rows_of(np.arange(count), folder, 3, memory=fit * INDEX_BYTES)
     lying = rows.columns[1].tolist()
     bucket_of = dict(zip(lying, np.repeat(np.arange(len(rows.buckets)), rows.buckets).tolist(), strict=True))
     stretches = []
@@ -111,8 +111,8 @@ def test_more_rows_are_mixed_within_and_across_buckets(folder):
 
 def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
     """The buckets to be read next are announced, none at the end, and reading them changes nothing."""
-    rows = spooled(np.arange(4_000), folder, 3, memory=500 * INDEX_BYTES)
-    order = Plan((rows.count,), 0, 40, 1, False, True, 7).order(0, rows.buckets)
+    rows = rows_of(np.arange(4_000), folder, 3, memory=500 * INDEX_BYTES)
+    order = BatchPlan((rows.count,), 0, 40, 1, False, True, 7).order(0, rows.buckets)
     bucket_of = np.repeat(np.arange(len(rows.buckets)), rows.buckets)
     read, others = [], set(threading.enumerate())
     for place in range(rows.count):
@@ -131,7 +131,7 @@ def test_the_buckets_that_come_next_are_brought_into_memory_ahead(folder):
 def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
     """Each batch of 100 has about as many rows of each half of the labels as random choice gives."""
     count = 20_000
-    rows = spooled(np.arange(count), folder, 3, memory=1_000 * INDEX_BYTES)
+    rows = rows_of(np.arange(count), folder, 3, memory=1_000 * INDEX_BYTES)
     halves = [np.mean(np.array(labels) < count // 2) for labels in passed(rows, 0, batch_size=100)]
 
     assert 0.05 == pytest.approx(np.std(halves), abs=0.01)
@@ -140,10 +140,10 @@ def test_rows_in_the_order_of_their_labels_are_mixed_well(folder):
 def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_order(folder):
     """Without a shuffle rows keep the order of their keys; batches of adjacent rows are views of the file."""
     for keys in (np.arange(5_000), np.random.default_rng(0).permutation(5_000)):
-        rows = spooled(keys, folder, None, memory=100 * INDEX_BYTES)
+        rows = rows_of(keys, folder, None, memory=100 * INDEX_BYTES)
 
         assert [*range(5_000)] == sum(passed(rows, 0, shuffle=False), [])
-    rows = spooled(np.arange(5_000), folder, None, memory=100 * INDEX_BYTES)
+    rows = rows_of(np.arange(5_000), folder, None, memory=100 * INDEX_BYTES)
     batch = rows.batch(np.arange(64, 128))
 
     assert np.shares_memory(batch.x, rows.columns[0])
@@ -152,13 +152,13 @@ def test_without_a_shuffle_a_few_rows_are_as_they_were_and_many_lie_in_their_ord
 
 def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
     """Validation rows are stored apart from training rows, and blocks of empty partitions are counted."""
-    spool = SpillFile(SCHEMA, str(folder), 3)
+    file = SpillFile(SCHEMA, str(folder), 3)
     none = Block(np.zeros(0, np.uint64), EMPTY, ())
     keys = scramble(np.arange(30, dtype=np.uint64), 1)
-    spool.extend([none, *blocks(keys[:20]), *blocks(keys[20:], part=VALIDATION), none])
-    training, validation = spool.rows(TRAINING), spool.rows(VALIDATION)
+    file.extend([none, *blocks(keys[:20]), *blocks(keys[20:], part=VALIDATION), none])
+    training, validation = file.rows(TRAINING), file.rows(VALIDATION)
 
-    assert 2 == spool.empty
+    assert 2 == file.empty
     assert np.sort(keys[:20]).astype(np.int64).tolist() == training.batch(np.arange(20)).y.tolist()
     assert np.sort(keys[20:]).astype(np.int64).tolist() == validation.batch(np.arange(10)).y.tolist()
     assert list(folder.iterdir()) == []
@@ -167,17 +167,17 @@ def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 1]])
 def test_one_class_is_told(folder, labels):
     """Data with a single class is detected from all labels."""
-    spool = SpillFile(SCHEMA, str(folder))
+    file = SpillFile(SCHEMA, str(folder))
     columns = np.zeros((3, 3), np.float32), np.array(labels)
-    spool.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
+    file.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
 
-    assert (labels == [0, 0, 0]) == spool.rows(TRAINING).one_class()
+    assert (labels == [0, 0, 0]) == file.rows(TRAINING).one_class()
 
 
 LIMITED = """
 import re, resource, sys
 import numpy as np
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
@@ -185,17 +185,17 @@ from sparkdl.data.spill import SpillFile
 
 width, size, count = int(sys.argv[1]), int(sys.argv[2]), 100
 keys = iter(np.array_split(np.random.default_rng(0).permutation(size * count).astype(np.uint64), count))
-plan = Plan((size * count, size), 0, 1024, 1, True, True, 7)
+plan = BatchPlan((size * count, size), 0, 1024, 1, True, True, 7)
 held = 1024 * int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1])
 resource.setrlimit(resource.RLIMIT_DATA, (held + (64 << 20),) * 2)
 
 schema = Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
-spool = SpillFile(schema, sys.argv[3], 3, memory=16 << 20)
-spool.extend(
+file = SpillFile(schema, sys.argv[3], 3, memory=16 << 20)
+file.extend(
     Block(some, TRAINING, (np.ones((size, width), np.float32), some.astype(np.int32))) for some in keys
 )
 del keys
-rows, seen = spool.rows(TRAINING), 0
+rows, seen = file.rows(TRAINING), 0
 order = plan.order(0, rows.buckets)
 for span in (span for index in range(plan.windows) for span in plan.spans(0, index)):
     seen += len(rows.batch(order[span.start : span.stop]).y)

@@ -70,14 +70,14 @@ def test_strings_on_the_disk_stay_beside_their_labels(table, memory):
     columns = Column("words", shape, "string", 256), Column("label", (), "float32")
     rows, labels = columns[0].of(values, "a batch"), np.arange(len(values), dtype="float32")
     keys, last = np.arange(len(values), dtype=np.uint64), len(values) // 2
-    spooled = spill.SpillFile(Schema(columns, (0, 1)), spill.local_directory(), seed=3, memory=memory)
+    file = spill.SpillFile(Schema(columns, (0, 1)), spill.local_directory(), seed=3, memory=memory)
 
-    spooled.extend(
+    file.extend(
         Block(keys[part], TRAINING, (rows[part], labels[part]))
         for part in (slice(last, None), slice(0, last))
     )
 
-    batch = spooled.rows(TRAINING).batch(np.arange(len(values)))
+    batch = file.rows(TRAINING).batch(np.arange(len(values)))
     assert sorted(batch.y.tolist()) == labels.tolist()
     assert batch.x.tolist() == bytes_of(values, shape)[batch.y.astype(int)].tolist()
 

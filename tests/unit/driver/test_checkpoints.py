@@ -249,7 +249,7 @@ def test_a_run_that_begins_anew_has_a_folder_of_its_own(tmp_path):
 
 
 def test_a_uri_needs_a_spark_context():
-    """The error for a URI without a SparkContext also tells Spark Connect clients what to do."""
+    """The error for a URI without a SparkContext also names the remedy for Spark Connect clients."""
     says = r"^s3a://bucket/run needs .* Start a SparkSession first. A client of Spark Connect never has"
     with pytest.raises(ConfigError, match=says):
         open_("s3a://bucket/run", fresh=True)

@@ -72,7 +72,7 @@ def test_a_run_is_warned_of_the_nearest_measurement(merge, mode, window, adaptiv
 
 
 def test_a_result_with_fewer_workers_does_not_replace_the_own():
-    """ADAG's divergence from Keras with one worker is not what a run with eight workers is warned of."""
+    """A run with eight workers is not warned of ADAG's divergence from Keras with one worker."""
     below = {workers: asked("adag", mode="asynchronous", workers=workers).points for workers in (1, 8)}
 
     assert below == {1: 102.5, 8: 12.2}

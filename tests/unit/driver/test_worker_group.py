@@ -4,7 +4,7 @@ import logging
 from unittest import mock
 
 import pytest
-from stores import begun, store_of
+from coordinators import begun, coordinator_of
 
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.driver.worker_group import WorkerGroup
@@ -22,13 +22,13 @@ def events():
 
 @pytest.fixture
 def relayed(events, caplog):
-    """Return a function that ends a group with a store; it returns level, logger and text of each line."""
+    """Return a function that ends a group with a coordinator; it returns each line: level, logger, text."""
     caplog.set_level(logging.INFO, "sparkdl.workers")
 
-    def relay(store):
+    def relay(coordinator):
         group = WorkerGroup(
             cluster=None,
-            store=store,
+            coordinator=coordinator,
             submit=None,
             barrier=False,
             restarts=0,
@@ -41,18 +41,18 @@ def relayed(events, caplog):
     return relay
 
 
-def say(store, worker, *messages, level=logging.WARNING):
+def say(coordinator, worker, *messages, level=logging.WARNING):
     log = [{"name": "my.loss", "level": level, "message": message} for message in messages]
-    store.heartbeat(worker, 1, 1, epoch=0, rows=0, retries=0, log=log)
+    coordinator.heartbeat(worker, 1, 1, epoch=0, rows=0, retries=0, log=log)
 
 
 def test_what_workers_log_names_them_on_the_driver(relayed, events):
     """The driver logs the lines of workers with their names, and they are events of the run's record."""
-    store = begun(store_of(workers=2))
-    say(store, 0, "100 % done", level=logging.INFO)
-    say(store, 1, "slow disk")
+    coordinator = begun(coordinator_of(workers=2))
+    say(coordinator, 0, "100 % done", level=logging.INFO)
+    say(coordinator, 1, "slow disk")
 
-    logged = relayed(store)
+    logged = relayed(coordinator)
 
     name = "sparkdl.workers.my.loss"
     assert [("INFO", name, "worker 0: 100 % done"), ("WARNING", name, "worker 1: slow disk")] == logged
@@ -60,14 +60,14 @@ def test_what_workers_log_names_them_on_the_driver(relayed, events):
 
 
 def test_many_chatty_workers_are_bounded_together(relayed):
-    """The driver takes a limited number of lines of all workers, and states what it left out."""
+    """The driver takes a limited number of lines of all workers, and states the number that it left out."""
     workers = 2 * LINES_OF_ALL // LINES_OF_WORKER
-    store = begun(store_of(workers=workers))
+    coordinator = begun(coordinator_of(workers=workers))
     for worker in range(workers):
-        say(store, worker, *map(str, range(LINES_OF_WORKER)))
-    store.state.warn("The endpoint's own line.")
+        say(coordinator, worker, *map(str, range(LINES_OF_WORKER)))
+    coordinator.state.warn("The endpoint's own line.")
 
-    *_, own, last = texts = [text for _, _, text in relayed(store)]
+    *_, own, last = texts = [text for _, _, text in relayed(coordinator)]
 
     assert LINES_OF_ALL + 2 == len(texts)
     assert "The endpoint's own line." == own
@@ -77,11 +77,11 @@ def test_many_chatty_workers_are_bounded_together(relayed):
 
 def test_a_hosted_run_brings_its_log_once(relayed):
     """The lines of a hosted run come with its records, each once."""
-    store = begun(store_of(workers=2, size=1))
-    hosted = HostedRun(store.shape, None, None, None, None, "secret", False, None)
-    client, served = RemoteCoordinator(hosted, None), HostedDriver(store, Traffic(), None)
+    coordinator = begun(coordinator_of(workers=2, size=1))
+    hosted = HostedRun(coordinator.shape, None, None, None, None, "secret", False, None)
+    client, served = RemoteCoordinator(hosted, None), HostedDriver(coordinator, Traffic(), None)
     for message in "first", "second":
-        say(store, 1, message)
+        say(coordinator, 1, message)
         client._read(served.record())
 
     assert ["worker 1: first", "worker 1: second"] == [text for _, _, text in relayed(client)]
@@ -90,7 +90,7 @@ def test_a_hosted_run_brings_its_log_once(relayed):
 def test_a_hosted_run_has_no_snapshot_within_an_epoch_and_carries_nothing_on():
     """The client of a hosted run ignores a request for a snapshot, and leaves no state behind."""
     client = RemoteCoordinator(
-        HostedRun(store_of().shape, None, None, None, None, "secret", False, None), None
+        HostedRun(coordinator_of().shape, None, None, None, None, "secret", False, None), None
     )
 
     client.request_snapshot()
@@ -109,41 +109,41 @@ def test_a_hosted_run_has_no_snapshot_within_an_epoch_and_carries_nothing_on():
 )
 def test_a_restart_is_logged_with_the_point_that_workers_continue_from(caplog, mode, point):
     """In rounds workers continue from the snapshot, and without rounds after their own last updates."""
-    store = store_of(mode)
+    coordinator = coordinator_of(mode)
     group = WorkerGroup(
         cluster=mock.Mock(stopped=False),
-        store=store,
+        coordinator=coordinator,
         submit=lambda generation, barrier: mock.Mock(),
         barrier=False,
         restarts=3,
         start_timeout=60,
     )
-    store.fail(1, WorkerLostError("Worker 0 died."))
+    coordinator.fail(1, WorkerLostError("Worker 0 died."))
 
     group.check()
 
     text = f"A worker was lost; the workers restart (1 of 3) and continue {point}: Worker 0 died."
     assert [text] == caplog.messages
-    assert (2, 1) == (store.generation, store.restarts)
+    assert (2, 1) == (coordinator.generation, coordinator.restarts)
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_worker_that_is_lost_because_spark_was_stopped_does_not_restart(restarts):
-    """Stopping Spark ends the executors; the loss of their workers is reported as what it is."""
-    store = store_of("synchronous")
+    """Stopping Spark ends the executors; the loss of their workers is reported as a stop."""
+    coordinator = coordinator_of("synchronous")
     group = WorkerGroup(
         cluster=mock.Mock(stopped=True),
-        store=store,
+        coordinator=coordinator,
         submit=mock.Mock(),
         barrier=False,
         restarts=restarts,
         start_timeout=60,
     )
-    store.fail(1, WorkerLostError("Worker 0 died."))
+    coordinator.fail(1, WorkerLostError("Worker 0 died."))
 
     with pytest.raises(ClusterError, match="Spark was stopped") as raised:
         group.check()
 
     assert "Worker 0 died." == str(raised.value.cause)
-    assert (1, 0) == (store.generation, store.restarts)
+    assert (1, 0) == (coordinator.generation, coordinator.restarts)
     group.submit.assert_not_called()

@@ -38,7 +38,7 @@ numbers = st.floats(-1e3, 1e3, width=32)
 deltas = st.lists(numbers, min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
 directions = st.lists(st.integers(-99, 99), min_size=1, max_size=6).map(lambda v: np.array(v, np.float32))
 merges = st.builds(Merge, staleness=st.integers(0, 50), workers=st.integers(1, 50), steps=st.integers(1, 50))
-gangs = (
+groups = (
     st.integers(1, 6)
     .flatmap(lambda size: st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=1, max_size=6))
     .map(lambda rows: [np.array(row, np.float32) for row in rows])
@@ -119,7 +119,7 @@ def test_a_rule_works_element_by_element(rule, delta, merge, at):
 # -- in rounds ------------------------------------------------------------------------------------
 
 
-@given(gangs, st.lists(st.floats(0.5, 1e3), min_size=6, max_size=6))
+@given(groups, st.lists(st.floats(0.5, 1e3), min_size=6, max_size=6))
 def test_a_mean_is_weighted(vectors, weights):
     """A mean weighs each vector by its weight."""
     weights = weights[: len(vectors)]
@@ -129,7 +129,7 @@ def test_a_mean_is_weighted(vectors, weights):
     )
 
 
-@given(gangs)
+@given(groups)
 def test_a_total_is_the_sum(vectors):
     """A total is the sum, whatever the weights."""
     weights = [1.0 + k for k in range(len(vectors))]
@@ -168,7 +168,7 @@ def test_overflows_of_a_scaled_loss_are_added_in_silence(kind):
 
 
 @pytest.mark.parametrize("kind", [Mean, Total, AdaptiveSum])
-@given(vectors=gangs)
+@given(vectors=groups)
 def test_a_reduction_changes_nothing_that_it_is_given(kind, vectors):
     """A reduction does not change its vectors; a single vector is the result bit for bit."""
     kept = [vector.copy() for vector in vectors]
@@ -269,7 +269,7 @@ def test_bmufs_momentum_depends_on_the_number_of_workers(power, momentum):
     assert 0.25 == BMUF(0.25, power).bound(16).block_momentum
 
 
-@given(st.lists(gangs.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
+@given(st.lists(groups.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
 def test_bmuf_is_diloco_with_another_rate_and_momentum(rounds_):
     """BMUF and DiLoCo are the same Nesterov update with different rates and momenta."""
     diloco, center = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.5), np.zeros(1, np.float32)
@@ -277,7 +277,7 @@ def test_bmuf_is_diloco_with_another_rate_and_momentum(rounds_):
     np.testing.assert_array_equal(rounds(diloco, center, *rounds_), rounds(BMUF(0.5), center, *rounds_))
 
 
-@given(st.lists(gangs.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
+@given(st.lists(groups.map(lambda vectors: [vector[:1] for vector in vectors]), min_size=1, max_size=4))
 def test_diloco_of_rate_one_without_momentum_is_averaging(rounds_):
     """DiLoCo with rate 1 and no momentum equals averaging bit for bit."""
     center = np.ones(1, np.float32)

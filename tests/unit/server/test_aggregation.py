@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from coordinators import EMPTY, begun, coordinator_of, impatient, push, together, update_of, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from standalone import eventually
-from stores import EMPTY, begun, impatient, push, store_of, together, update_of, vector
 
 from sparkdl.core.vectors import window_statistics
 from sparkdl.errors import DivergedError, RefusedError, RuleError
@@ -42,12 +42,12 @@ def words(counts):
     return Reply()
 
 
-def arrive(store, updates):
+def arrive(coordinator, updates):
     """Push the updates of one round in this order of arrival; return the replies by worker."""
-    rounds, replies = store.aggregation, {}
+    rounds, replies = coordinator.aggregation, {}
 
     def run(update):
-        replies[update.worker] = store.exchange(update, lambda: update)
+        replies[update.worker] = coordinator.exchange(update, lambda: update)
 
     threads = [threading.Thread(target=run, args=(update,)) for update in updates]
     for thread, update in zip(threads, updates, strict=True):
@@ -88,10 +88,10 @@ def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, join
     """A round gives the same bits in every order of arrival, because sums run in worker order."""
     outcomes = set()
     for order in itertools.permutations(range(3)):
-        store = begun(store_of(joint=joint, statistics=2))
+        coordinator = begun(coordinator_of(joint=joint, statistics=2))
         updates = [
             update_of(
-                store,
+                coordinator,
                 k,
                 noise(k) if rows[k] else EMPTY,
                 rows=rows[k],
@@ -100,7 +100,7 @@ def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, join
             )
             for k in order
         ]
-        replies = arrive(store, updates)
+        replies = arrive(coordinator, updates)
         outcomes |= {(r.parameters.tobytes(), r.statistics.tobytes(), r.version) for r in replies.values()}
 
     assert 1 == len(outcomes)
@@ -109,34 +109,41 @@ def test_a_round_has_the_same_bits_in_whatever_order_its_updates_come(rows, join
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any))
 def test_a_round_is_the_row_weighted_mean(rows):
     """A round weights gradients, statistics and losses by rows; a worker without rows counts nothing."""
-    store = begun(store_of(workers=len(rows), statistics=2))
+    coordinator = begun(coordinator_of(workers=len(rows), statistics=2))
     vectors, moved = [noise(k) for k in range(len(rows))], [noise(9 + k, 2) for k in range(len(rows))]
     updates = [
         update_of(
-            store, k, vectors[k] if n else EMPTY, rows=n, loss=k + 1.0, statistics=moved[k] if n else EMPTY
+            coordinator,
+            k,
+            vectors[k] if n else EMPTY,
+            rows=n,
+            loss=k + 1.0,
+            statistics=moved[k] if n else EMPTY,
         )
         for k, n in enumerate(rows)
     ]
-    reply = arrive(store, updates)[0]
+    reply = arrive(coordinator, updates)[0]
 
     assert Answer.MEAN is reply.kind
     np.testing.assert_allclose(reply.parameters, np.average(vectors, axis=0, weights=rows), 1e-4, 1e-6)
     np.testing.assert_allclose(reply.statistics, np.average(moved, axis=0, weights=rows), 1e-4, 1e-6)
-    assert [np.average(np.arange(len(rows)) + 1, weights=rows)] == pytest.approx(store.aggregation.losses)
+    assert [np.average(np.arange(len(rows)) + 1, weights=rows)] == pytest.approx(
+        coordinator.aggregation.losses
+    )
 
 
 def test_a_lone_contributor_is_its_own_mean_without_a_rounding():
     """A single contributor to a round gets back its own gradient, to the bit."""
-    store = begun(store_of())
-    updates = [update_of(store, k, noise(7) if k == 1 else EMPTY, rows=3 * (k == 1)) for k in range(3)]
+    coordinator = begun(coordinator_of())
+    updates = [update_of(coordinator, k, noise(7) if k == 1 else EMPTY, rows=3 * (k == 1)) for k in range(3)]
 
-    np.testing.assert_array_equal(noise(7), arrive(store, updates)[0].parameters)
+    np.testing.assert_array_equal(noise(7), arrive(coordinator, updates)[0].parameters)
 
 
 def test_a_round_without_rows_moves_nothing():
     """A round without rows is counted, leaves the statistics as they were and has nothing to apply."""
-    store = begun(store_of(statistics=2))
-    reply = arrive(store, [update_of(store, k) for k in range(3)])[0]
+    coordinator = begun(coordinator_of(statistics=2))
+    reply = arrive(coordinator, [update_of(coordinator, k) for k in range(3)])[0]
 
     assert 1 == reply.version
     assert 0 == len(reply.parameters)
@@ -145,10 +152,10 @@ def test_a_round_without_rows_moves_nothing():
 
 def test_the_workers_arrays_are_left_as_they_came():
     """A sum is made in memory of its own, so that a worker may send the same arrays again."""
-    store = begun(store_of(workers=2))
+    coordinator = begun(coordinator_of(workers=2))
     sent = [noise(0), noise(1)]
     kept = [array.copy() for array in sent]
-    arrive(store, [update_of(store, k, sent[k]) for k in range(2)])
+    arrive(coordinator, [update_of(coordinator, k, sent[k]) for k in range(2)])
 
     np.testing.assert_array_equal(kept, sent)
 
@@ -156,37 +163,39 @@ def test_the_workers_arrays_are_left_as_they_came():
 @pytest.mark.parametrize(("rule", "expected"), [(Average(), 2.5), (Sum(), 4.0)])
 def test_local_steps_move_the_center_by_the_rules_answer(rule, expected):
     """The center moves by the row-weighted mean of the deltas under Average, by their sum under Sum."""
-    store = begun(store_of(joint=False, workers=2, size=1, merge=rule.name))
-    replies = arrive(store, [update_of(store, 0, [1.0], rows=1), update_of(store, 1, [3.0], rows=3)])
+    coordinator = begun(coordinator_of(joint=False, workers=2, size=1, merge=rule.name))
+    replies = arrive(
+        coordinator, [update_of(coordinator, 0, [1.0], rows=1), update_of(coordinator, 1, [3.0], rows=3)]
+    )
 
     assert {Answer.CENTER} == {reply.kind for reply in replies.values()}
-    assert [expected] == replies[0].parameters.tolist() == store.aggregation.parameters.tolist()
+    assert [expected] == replies[0].parameters.tolist() == coordinator.aggregation.parameters.tolist()
 
 
 def test_an_update_counts_once_in_its_round():
     """An update that is repeated before or after its round has closed changes nothing."""
-    store = begun(store_of(workers=2, size=1))
+    coordinator = begun(coordinator_of(workers=2, size=1))
     with impatient():
-        first = push(store, 0, [2.0])
-        again = push(store, 0, [9.0])
-        closing = push(store, 1, [4.0])
-        late = push(store, 0, [9.0])
+        first = push(coordinator, 0, [2.0])
+        again = push(coordinator, 0, [9.0])
+        closing = push(coordinator, 1, [4.0])
+        late = push(coordinator, 0, [9.0])
 
     assert [Flag.AGAIN, Flag.AGAIN] == [first.flags, again.flags]
     assert [3.0] == closing.parameters.tolist() == late.parameters.tolist()
     assert late.flags & Flag.DUPLICATE
-    assert 1 == store.aggregation.version
-    assert 1 == store.counters["duplicates"]
+    assert 1 == coordinator.aggregation.version
+    assert 1 == coordinator.counters["duplicates"]
 
 
 def test_a_request_does_not_wait_for_ever():
     """A waiting worker has to repeat its request without the body, and then gets the reply of its round."""
-    store = begun(store_of(workers=2, size=1))
+    coordinator = begun(coordinator_of(workers=2, size=1))
     with impatient():
-        reply = push(store, 0, [2.0])
-        asked = push(store, 0, rows=0, flags=Flag.AWAIT)
-        push(store, 1, [4.0])
-        answered = push(store, 0, rows=0, flags=Flag.AWAIT)
+        reply = push(coordinator, 0, [2.0])
+        asked = push(coordinator, 0, rows=0, flags=Flag.AWAIT)
+        push(coordinator, 1, [4.0])
+        answered = push(coordinator, 0, rows=0, flags=Flag.AWAIT)
 
     assert [Flag.AGAIN, Flag.AGAIN] == [reply.flags, asked.flags]
     assert [3.0] == answered.parameters.tolist()
@@ -194,27 +203,27 @@ def test_a_request_does_not_wait_for_ever():
 
 def test_a_round_that_is_not_open_is_refused():
     """A round that is not open yet and one that closed long ago are refused."""
-    store = begun(store_of(workers=1, size=1))
-    push(store, 0, [1.0])
-    push(store, 0, [1.0], sequence=1)
+    coordinator = begun(coordinator_of(workers=1, size=1))
+    push(coordinator, 0, [1.0])
+    push(coordinator, 0, [1.0], sequence=1)
     for sequence, message in [
         (3, "Round 3 is not open; the open round is 2."),
         (0, "Round 0 closed too long ago; its reply was dropped."),
     ]:
         with pytest.raises(RefusedError, match=message) as error:
-            push(store, 0, [1.0], sequence=sequence)
+            push(coordinator, 0, [1.0], sequence=sequence)
 
         assert 409 == error.value.status
-    assert 2 == store.aggregation.version
+    assert 2 == coordinator.aggregation.version
 
 
 def test_an_update_wakes_nobody_before_its_round_closes(monkeypatch):
     """Requests that wait for a round to close are woken once, whatever the number of workers."""
-    store = begun(store_of(workers=8))
-    rounds, woken = store.aggregation, []
+    coordinator = begun(coordinator_of(workers=8))
+    rounds, woken = coordinator.aggregation, []
     notify_all = rounds.changed.notify_all
     monkeypatch.setattr(rounds.changed, "notify_all", lambda: woken.append(rounds.round) or notify_all())
-    arrive(store, [update_of(store, worker, noise(worker)) for worker in range(8)])
+    arrive(coordinator, [update_of(coordinator, worker, noise(worker)) for worker in range(8)])
 
     assert [1] == woken
 
@@ -222,15 +231,15 @@ def test_an_update_wakes_nobody_before_its_round_closes(monkeypatch):
 def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
     """A body ahead of its turn stays in the socket once the budget is spent; the sum does not change."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 20)  # one update of five elements
-    store = begun(store_of(workers=4))
-    rounds, read, threads = store.aggregation, [], []
+    coordinator = begun(coordinator_of(workers=4))
+    rounds, read, threads = coordinator.aggregation, [], []
 
     def reading(update):
         read.append(update.worker)
         return update
 
     def start(worker):
-        update = update_of(store, worker, noise(worker))
+        update = update_of(coordinator, worker, noise(worker))
         run = threading.Thread(target=rounds.push, args=(update, lambda: reading(update), words))
         run.start()
         threads.append(run)
@@ -254,33 +263,33 @@ def test_bodies_beyond_the_budget_wait_unread(monkeypatch):
 
 def test_an_update_whose_body_never_comes_leaves_its_place_free():
     """A connection that breaks while a body is read changes nothing, and the worker sends again."""
-    store = begun(store_of(workers=1, size=1))
+    coordinator = begun(coordinator_of(workers=1, size=1))
 
     def broken():
         raise ArrivalError("gone")
 
     with pytest.raises(ArrivalError):
-        store.exchange(update_of(store, 0, [1.0]), broken)
+        coordinator.exchange(update_of(coordinator, 0, [1.0]), broken)
 
-    assert 0 == store.aggregation.version
-    assert [5.0] == push(store, 0, [5.0]).parameters.tolist()
+    assert 0 == coordinator.aggregation.version
+    assert [5.0] == push(coordinator, 0, [5.0]).parameters.tolist()
 
 
 def test_a_generation_that_ends_lets_its_requests_go():
     """A worker that waits for a round of an ended generation is refused at once."""
-    store = begun(store_of(workers=2, size=1))
-    old = update_of(store, 0, [1.0])
+    coordinator = begun(coordinator_of(workers=2, size=1))
+    old = update_of(coordinator, 0, [1.0])
 
     def restart():
-        with store.changed:
-            store.changed.wait_for(lambda: store.aggregation.counted(0, 0), 10)
-        store.restart()
+        with coordinator.changed:
+            coordinator.changed.wait_for(lambda: coordinator.aggregation.counted(0, 0), 10)
+        coordinator.restart()
 
-    refused, _ = together(lambda: store.exchange(old, lambda: old), restart)
+    refused, _ = together(lambda: coordinator.exchange(old, lambda: old), restart)
 
     assert isinstance(refused, RefusedError)
     assert 409 == refused.status
-    assert 0 == store.aggregation.version
+    assert 0 == coordinator.aggregation.version
 
 
 # -- asynchronous and hogwild ---------------------------------------------------------------------
@@ -358,7 +367,7 @@ def test_statistics_are_the_moving_average_of_all_batches(kind, windows, decay):
 )
 def test_statistics_of_a_round_move_by_all_its_batches(rounds, seen, decay):
     """The statistics of a round move by all its batches, as its weights do."""
-    store = begun(store_of(workers=2, statistics=1, joint=False, decays=vector(decay)))
+    coordinator = begun(coordinator_of(workers=2, statistics=1, joint=False, decays=vector(decay)))
     expected = held = 0.0
     for number, windows in enumerate(rounds):
         updates = []
@@ -366,9 +375,9 @@ def test_statistics_of_a_round_move_by_all_its_batches(rounds, seen, decay):
             after = held * decay**steps + (1 - decay**steps) * seen[worker]
             sent = window_statistics(vector(held), vector(after), vector(decay), steps)
             words = {"sequence": number, "rows": steps, "steps": steps, "statistics": sent}
-            updates.append(update_of(store, worker, noise(worker), **words))
+            updates.append(update_of(coordinator, worker, noise(worker), **words))
         expected += (1 - decay ** sum(windows)) * (np.average(seen, weights=windows) - expected)
-        held = float(arrive(store, updates)[0].statistics[0])
+        held = float(arrive(coordinator, updates)[0].statistics[0])
 
     assert held == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
@@ -493,12 +502,12 @@ def test_a_merge_takes_memory_for_its_reply_alone(mode):
 def test_a_gradient_weighs_by_its_normalizer_and_statistics_by_rows(weights):
     """Gradients are weighted by their loss normalizers, moving statistics by rows."""
     workers = len(weights)
-    store = begun(store_of(workers=workers, statistics=2))
+    coordinator = begun(coordinator_of(workers=workers, statistics=2))
     updates = [
-        update_of(store, k, noise(k), rows=rows, normalizer=normalizer, statistics=noise(9 + k, 2))
+        update_of(coordinator, k, noise(k), rows=rows, normalizer=normalizer, statistics=noise(9 + k, 2))
         for k, (rows, normalizer) in enumerate(weights)
     ]
-    reply = arrive(store, updates)[0]
+    reply = arrive(coordinator, updates)[0]
     rows, normalizers = zip(*weights, strict=True)
     gradient = np.average([noise(k) for k in range(workers)], axis=0, weights=normalizers)
     statistics = np.average([noise(9 + k, 2) for k in range(workers)], axis=0, weights=rows)
@@ -510,10 +519,10 @@ def test_a_gradient_weighs_by_its_normalizer_and_statistics_by_rows(weights):
 @pytest.mark.parametrize("normalizer", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(normalizer):
     """An update with a negative or non-finite weight is refused before it can spoil its round."""
-    store = begun(store_of(workers=1))
+    coordinator = begun(coordinator_of(workers=1))
 
     with pytest.raises(RefusedError, match="An update cannot have the weight") as caught:
-        push(store, 0, noise(0), normalizer=normalizer)
+        push(coordinator, 0, noise(0), normalizer=normalizer)
     assert caught.value.status == 400
 
 
@@ -570,18 +579,18 @@ def test_an_update_that_is_not_finite_is_counted_and_not_merged(mode, value):
     joint = mode == "joint"
     rule = "average" if mode == "synchronous" else None
     mode = "synchronous" if joint else mode
-    store = begun(store_of(mode, joint=joint, workers=2, size=2, statistics=1, merge=rule))
-    bad = update_of(store, 0, [1.0, value], statistics=vector(1.0))
-    good = update_of(store, 1, [2.0, 4.0], statistics=vector(1.0))
-    spoilt, sound = together(*(lambda u=u: store.exchange(u, lambda: u) for u in (bad, good)))
+    coordinator = begun(coordinator_of(mode, joint=joint, workers=2, size=2, statistics=1, merge=rule))
+    bad = update_of(coordinator, 0, [1.0, value], statistics=vector(1.0))
+    good = update_of(coordinator, 1, [2.0, 4.0], statistics=vector(1.0))
+    spoilt, sound = together(*(lambda u=u: coordinator.exchange(u, lambda: u) for u in (bad, good)))
 
     assert spoilt.flags & Flag.NOT_FINITE
     assert not sound.flags & Flag.NOT_FINITE
-    assert store.aggregation.counted(0, 0)
-    assert 1 == store.counters["not_finite"]
-    center = sound.parameters if joint else store.aggregation.snapshot()[0]
+    assert coordinator.aggregation.counted(0, 0)
+    assert 1 == coordinator.counters["not_finite"]
+    center = sound.parameters if joint else coordinator.aggregation.snapshot()[0]
     assert [2.0, 4.0] == center.tolist()
-    (warning,) = store.take_log(last=True)
+    (warning,) = coordinator.take_log(last=True)
     next_step = "applies the mean gradient of the others" if joint else "continues from the center"
     assert warning["message"].endswith(f"The update was not merged; the worker {next_step}.")
 
@@ -591,77 +600,77 @@ def test_deltas_that_could_add_up_to_infinity_are_not_merged(mode):
     """Deltas of 1e15 or more are not merged; gradients may have any finite size."""
     joint = mode == "joint"
     mode = "synchronous" if joint else mode
-    store = begun(store_of(mode, joint=joint, workers=1, size=1))
-    replies = [push(store, 0, [value], sequence=k) for k, value in enumerate([3e38, -3e38, 1e15, 9e14])]
+    coordinator = begun(coordinator_of(mode, joint=joint, workers=1, size=1))
+    replies = [push(coordinator, 0, [value], sequence=k) for k, value in enumerate([3e38, -3e38, 1e15, 9e14])]
 
     assert [not joint] * 3 + [False] == [bool(reply.flags & Flag.NOT_FINITE) for reply in replies]
-    assert np.isfinite(store.aggregation.snapshot()[0]).all()
+    assert np.isfinite(coordinator.aggregation.snapshot()[0]).all()
 
 
 def test_statistics_that_are_not_finite_are_not_merged_either():
     """An update whose statistics are not finite is not merged: the NaN would stay in the model."""
-    store = begun(store_of("asynchronous", workers=1, size=1, statistics=1))
-    reply = push(store, 0, [1.0], statistics=vector(float("nan")))
+    coordinator = begun(coordinator_of("asynchronous", workers=1, size=1, statistics=1))
+    reply = push(coordinator, 0, [1.0], statistics=vector(float("nan")))
 
     assert reply.flags & Flag.NOT_FINITE
-    assert [0.0] == store.aggregation.parameters.tolist() == store.aggregation.statistics.tolist()
+    assert [0.0] == coordinator.aggregation.parameters.tolist() == coordinator.aggregation.statistics.tolist()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_worker_that_goes_on_sending_them_ends_the_run(mode):
     """Ten consecutive updates of a worker with NaN or Inf end the run; a sound one resets the count."""
-    store = begun(store_of(mode, workers=1, size=1))
+    coordinator = begun(coordinator_of(mode, workers=1, size=1))
     for sequence in range(12):
-        push(store, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
+        push(coordinator, 0, [1.0 if sequence == 1 else float("nan")], sequence=sequence)
 
-        assert (sequence == 11) == isinstance(store.failure, DivergedError)
-    assert "the last 10 updates of worker 0 (the latest in epoch 1) contained NaN" in str(store.failure)
+        assert (sequence == 11) == isinstance(coordinator.failure, DivergedError)
+    assert "the last 10 updates of worker 0 (the latest in epoch 1) contained NaN" in str(coordinator.failure)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_each_such_update_is_one_however_often_it_is_sent(mode):
     """A repeated update with NaN or Inf counts once, and asking again does not reset the count."""
-    store = begun(store_of(mode, workers=1, size=1))
+    coordinator = begun(coordinator_of(mode, workers=1, size=1))
     for sequence in range(9):
         for _ in range(2):
-            push(store, 0, [float("nan")], sequence=sequence)
-        push(store, 0, rows=0, sequence=sequence, flags=Flag.AWAIT)
-    before = store.failure
-    push(store, 0, [float("nan")], sequence=9)
+            push(coordinator, 0, [float("nan")], sequence=sequence)
+        push(coordinator, 0, rows=0, sequence=sequence, flags=Flag.AWAIT)
+    before = coordinator.failure
+    push(coordinator, 0, [float("nan")], sequence=9)
 
     assert before is None
-    assert isinstance(store.failure, DivergedError)
-    assert 10 == store.counters["not_finite"]
+    assert isinstance(coordinator.failure, DivergedError)
+    assert 10 == coordinator.counters["not_finite"]
 
 
-def test_a_gang_that_starts_again_is_not_held_to_what_went_before():
+def test_a_worker_group_that_starts_again_is_not_held_to_what_went_before():
     """After a restart, a sound update is merged although one with its sequence was refused before."""
-    store = begun(store_of(workers=1, size=1))
-    push(store, 0, [float("nan")])
-    store.restart()
-    begun(store)
+    coordinator = begun(coordinator_of(workers=1, size=1))
+    push(coordinator, 0, [float("nan")])
+    coordinator.restart()
+    begun(coordinator)
 
-    assert not push(store, 0, [1.0]).flags & Flag.NOT_FINITE
+    assert not push(coordinator, 0, [1.0]).flags & Flag.NOT_FINITE
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_a_rule_that_fails_ends_the_run(mode):
     """A rule that raises ends the run with an error that names the rule, and the update is not merged."""
-    store = begun(store_of(mode, joint=False, workers=1, size=1))
-    store.aggregation.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
+    coordinator = begun(coordinator_of(mode, joint=False, workers=1, size=1))
+    coordinator.aggregation.rule = type("Odd", (Sum,), {"name": "odd", "update": lambda *_: 1 / 0})()
     with pytest.raises(RuleError):
-        push(store, 0, [1.0])
+        push(coordinator, 0, [1.0])
 
-    assert "The rule 'odd' failed" in str(store.failure)
-    assert [0.0] == store.aggregation.parameters.tolist()
+    assert "The rule 'odd' failed" in str(coordinator.failure)
+    assert [0.0] == coordinator.aggregation.parameters.tolist()
 
 
 def test_gradients_of_a_scaled_loss_may_be_infinite():
     """Infinite gradients of a scaled loss are merged: all replicas see them, skip the step and scale less."""
-    store = begun(store_of(workers=1, size=1, scaled=True))
+    coordinator = begun(coordinator_of(workers=1, size=1, scaled=True))
 
-    assert [float("inf")] == push(store, 0, [float("inf")]).parameters.tolist()
-    assert 0 == store.counters["not_finite"]
+    assert [float("inf")] == push(coordinator, 0, [float("inf")]).parameters.tolist()
+    assert 0 == coordinator.counters["not_finite"]
 
 
 # -- rounds that close without all workers: see also test_simulator -------------------------------
@@ -669,59 +678,59 @@ def test_gradients_of_a_scaled_loss_may_be_infinite():
 
 def test_a_worker_that_is_told_late_to_begin_begins_with_the_first_round():
     """A worker that starts late begins with round 0, or its replica would lack a mean."""
-    store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
-    together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [3.0]))
-    begin = store.ready(2, store.generation, 1, 10, 0, {})
+    coordinator = begun(coordinator_of(workers=3, size=1, hybrid=Hybrid(2)))
+    together(lambda: push(coordinator, 0, [1.0]), lambda: push(coordinator, 1, [3.0]))
+    begin = coordinator.ready(2, coordinator.generation, 1, 10, 0, {})
 
     assert 0 == begin["sequence"]
-    late = push(store, 2, [5.0])
+    late = push(coordinator, 2, [5.0])
     assert ([2.0], 1) == (late.parameters.tolist(), late.round)
-    assert {2: 1} == store.aggregation.dropped
+    assert {2: 1} == coordinator.aggregation.dropped
 
 
 def test_a_round_is_not_closed_while_nobody_is_in():
     """A hybrid round does not close by its deadline while it is empty."""
-    store = begun(store_of(workers=2, size=1, hybrid=Hybrid(2, 1e-9)))
+    coordinator = begun(coordinator_of(workers=2, size=1, hybrid=Hybrid(2, 1e-9)))
     looked = []
 
     def slowly():
         time.sleep(0.001)
-        looked.append(store.aggregation._may_close())
-        return update_of(store, 0, [4.0])
+        looked.append(coordinator.aggregation._may_close())
+        return update_of(coordinator, 0, [4.0])
 
-    reply = store.exchange(update_of(store, 0, [4.0]), slowly)
+    reply = coordinator.exchange(update_of(coordinator, 0, [4.0]), slowly)
 
     assert [False] == looked
-    assert ([4.0], 1) == (reply.parameters.tolist(), store.aggregation.version)
+    assert ([4.0], 1) == (reply.parameters.tolist(), coordinator.aggregation.version)
 
 
 def test_a_slow_upload_holds_up_neither_quorum_nor_time(monkeypatch):
     """The body of a straggler is read beside the others, so that a slow upload delays no quorum."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
-    store = begun(store_of(workers=3, size=1, hybrid=Hybrid(2)))
+    coordinator = begun(coordinator_of(workers=3, size=1, hybrid=Hybrid(2)))
     arriving, arrived = threading.Event(), threading.Event()
 
     def slowly():
         arriving.set()
         arrived.wait(30)
-        return update_of(store, 2, [9.0])
+        return update_of(coordinator, 2, [9.0])
 
-    slow = threading.Thread(target=store.exchange, args=(update_of(store, 2, [9.0]), slowly))
+    slow = threading.Thread(target=coordinator.exchange, args=(update_of(coordinator, 2, [9.0]), slowly))
     slow.start()
     arriving.wait(30)
-    first, second = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [3.0]))
+    first, second = together(lambda: push(coordinator, 0, [1.0]), lambda: push(coordinator, 1, [3.0]))
     arrived.set()
     slow.join(30)
 
     assert [2.0] == first.parameters.tolist() == second.parameters.tolist()
-    assert {2: 1} == store.aggregation.dropped
+    assert {2: 1} == coordinator.aggregation.dropped
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
     """Only a few bodies of a large model are read at a time; the others wait in their sockets."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
-    store, reading, most = begun(store_of(mode, workers=8, size=1, merge="sum")), [], []
+    coordinator, reading, most = begun(coordinator_of(mode, workers=8, size=1, merge="sum")), [], []
     first = threading.Barrier(limits.LEAST_EARLY)
 
     def send(worker):
@@ -731,62 +740,62 @@ def test_few_bodies_of_a_large_model_are_read_at_a_time(monkeypatch, mode):
             with contextlib.suppress(threading.BrokenBarrierError):
                 first.wait(5)  # this many are let in together
             reading.remove(worker)
-            return update_of(store, worker, [1.0])
+            return update_of(coordinator, worker, [1.0])
 
-        update = update_of(store, worker, [1.0])
-        store.exchange(update, read)
-        store.sent(update)
+        update = update_of(coordinator, worker, [1.0])
+        coordinator.exchange(update, read)
+        coordinator.sent(update)
 
     together(*(lambda k=k: send(k) for k in range(8)))
 
     assert limits.LEAST_EARLY == max(most)
-    assert [8.0] == store.aggregation.parameters.tolist()
+    assert [8.0] == coordinator.aggregation.parameters.tolist()
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_no_body_is_read_while_the_centers_before_are_on_their_way(monkeypatch, mode):
     """A center on its way takes room until it is sent or fails, and no further body is read."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
-    store, read = begun(store_of(mode, workers=5, size=1)), []
+    coordinator, read = begun(coordinator_of(mode, workers=5, size=1)), []
 
     def send(worker, kind=Kind.DELTA):
-        update = update_of(store, worker, [1.0] if kind is Kind.DELTA else [], kind=kind)
-        store.exchange(update, lambda: read.append(worker) or update)
+        update = update_of(coordinator, worker, [1.0] if kind is Kind.DELTA else [], kind=kind)
+        coordinator.exchange(update, lambda: read.append(worker) or update)
         return update
 
     with pytest.raises(ZeroDivisionError):
-        store.exchange(update_of(store, 4, [1.0]), lambda: 1 / 0)
+        coordinator.exchange(update_of(coordinator, 4, [1.0]), lambda: 1 / 0)
     under_way = [send(0), send(1, Kind.CENTER)]
-    last = threading.Thread(target=lambda: store.sent(send(2)))
+    last = threading.Thread(target=lambda: coordinator.sent(send(2)))
     last.start()
     last.join(0.2)
     before = list(read)
     for update in under_way:
-        store.sent(update)
+        coordinator.sent(update)
     last.join(30)
 
     assert [0] == before
     assert [0, 2] == read
-    assert 0 == store.aggregation.flights
+    assert 0 == coordinator.aggregation.flights
 
 
 def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch):
     """A request that waits for room is refused as soon as the worker group restarts."""
     monkeypatch.setattr(limits, "EARLY_BYTES", 0)
-    store, refused = begun(store_of("asynchronous", workers=3, size=1)), []
-    updates = [update_of(store, worker, [1.0]) for worker in range(3)]
+    coordinator, refused = begun(coordinator_of("asynchronous", workers=3, size=1)), []
+    updates = [update_of(coordinator, worker, [1.0]) for worker in range(3)]
     for update in updates[:2]:
-        store.exchange(update, lambda update=update: update)
+        coordinator.exchange(update, lambda update=update: update)
 
     def wait():
         with pytest.raises(RefusedError, match="Generation 1 is over"):
-            store.exchange(updates[2], lambda: updates[2])
+            coordinator.exchange(updates[2], lambda: updates[2])
         refused.append(2)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     waiting.join(0.2)
-    store.restart()
+    coordinator.restart()
     waiting.join(limits.PATIENCE / 2)
 
     assert [2] == refused
@@ -799,24 +808,24 @@ def test_who_waits_for_room_learns_at_once_that_the_run_starts_again(monkeypatch
 )
 def test_no_body_is_kept_while_its_worker_waits(mode, terms, kept):
     """The endpoint keeps no body of a worker that waits for a round or a staleness bound."""
-    store, bodies, alive = begun(store_of(mode, workers=3, size=1, **terms)), [], []
+    coordinator, bodies, alive = begun(coordinator_of(mode, workers=3, size=1, **terms)), [], []
 
     def send(worker):
         def read():
             body = np.ones(1, np.float32)
             bodies.append(weakref.ref(body))
-            return update_of(store, worker, body)
+            return update_of(coordinator, worker, body)
 
         with contextlib.suppress(RefusedError):  # the run is over
-            store.exchange(update_of(store, worker, rows=4), read)
+            coordinator.exchange(update_of(coordinator, worker, rows=4), read)
 
     def look():
-        with store.changed:
+        with coordinator.changed:
             for worker in (0, 1):
-                assert store.changed.wait_for(partial(store.aggregation.counted, worker, 0), 10)
+                assert coordinator.changed.wait_for(partial(coordinator.aggregation.counted, worker, 0), 10)
         gc.collect()
         alive.append(sum(body() is not None for body in bodies))
-        store.close()
+        coordinator.close()
 
     together(lambda: send(0), lambda: send(1), look)
 

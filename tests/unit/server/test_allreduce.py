@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from stores import RUN, give, impatient, status_of, together
+from coordinators import RUN, give, impatient, status_of, together
 
 from sparkdl.core.reduction import Total
 from sparkdl.errors import ConfigError, RefusedError, WorkerError
@@ -17,18 +17,18 @@ from sparkdl.worker.collective import WorkerContext
 
 
 @pytest.fixture
-def gang():
+def group():
     """A coordinator, and the contexts of three workers that are ready."""
-    store = AllReduceCoordinator(RUN, 3)
-    exchanges = [LocalExchange(store, worker) for worker in range(3)]
+    coordinator = AllReduceCoordinator(RUN, 3)
+    exchanges = [LocalExchange(coordinator, worker) for worker in range(3)]
     together(*(partial(exchange.ready, 1, 0, {}) for exchange in exchanges))
-    return store, [WorkerContext(worker, 3, "cpu:0", exchanges[worker]) for worker in range(3)]
+    return coordinator, [WorkerContext(worker, 3, "cpu:0", exchanges[worker]) for worker in range(3)]
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "u2", "c8", ">f4"])
-def test_the_sum_is_that_of_numpy_in_worker_order(gang, dtype):
+def test_the_sum_is_that_of_numpy_in_worker_order(group, dtype):
     """The sum is bit for bit that of NumPy in worker order, for any dtype, shape and order of arrival."""
-    _, workers = gang
+    _, workers = group
     random = np.random.default_rng(3)
     given = [(random.normal(size=(5, 7)) * 9).astype(dtype) for _ in workers]
     expected = given[0] + given[1] + given[2]
@@ -41,9 +41,9 @@ def test_the_sum_is_that_of_numpy_in_worker_order(gang, dtype):
             total += 1  # it belongs to the worker
 
 
-def test_the_mean_of_a_structure_has_its_structure(gang):
+def test_the_mean_of_a_structure_has_its_structure(group):
     """A mean keeps a structure of dicts, lists and tuples with several dtypes, in any order of keys."""
-    _, workers = gang
+    _, workers = group
     given = [
         {"weights": [np.full((2, 2), k, "float32"), np.full(3, k, "float64")], "rows": k, "loss": (0.5 * k,)}
         for k in range(3)
@@ -59,20 +59,20 @@ def test_the_mean_of_a_structure_has_its_structure(gang):
     assert list(given[1]) == list(results[1])
 
 
-def test_a_sum_that_fails_ends_the_run_by_name(gang, monkeypatch):
+def test_a_sum_that_fails_ends_the_run_by_name(group, monkeypatch):
     """A sum that fails ends the run: workers would wait forever for an update that is not added."""
-    store, workers = gang
+    coordinator, workers = group
     monkeypatch.setattr(Total, "add", mock.Mock(side_effect=MemoryError("too much")))
 
     outcomes = together(*(partial(worker.all_reduce, np.ones(3)) for worker in workers))
 
     assert not any(isinstance(outcome, np.ndarray) for outcome in outcomes)
-    assert str(store.failure).startswith("The parameter endpoint failed: Memory ran out")
+    assert str(coordinator.failure).startswith("The parameter endpoint failed: Memory ran out")
 
 
-def test_calls_follow_each_other(gang):
+def test_calls_follow_each_other(group):
     """Each call of all_reduce or barrier is a round of its own."""
-    _, workers = gang
+    _, workers = group
 
     def count(worker):
         found = []
@@ -84,9 +84,9 @@ def test_calls_follow_each_other(gang):
     assert [[3 * step for step in range(20)]] * 3 == together(*(partial(count, worker) for worker in workers))
 
 
-def test_a_reply_that_was_lost_is_given_again(gang):
+def test_a_reply_that_was_lost_is_given_again(group):
     """Arrays sent twice are added once, even after their round has closed and another is open."""
-    store, workers = gang
+    coordinator, workers = group
     first = [partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers]
     together(*first)
     again = Update(
@@ -97,35 +97,35 @@ def test_a_reply_that_was_lost_is_given_again(gang):
         state=np.ones(2, "<f4").tobytes(),
         run=RUN,
         generation=1,
-        layout=store.rounds.alike[0][0],
+        layout=coordinator.rounds.alike[0][0],
     )
 
-    reply = give(store, again)
+    reply = give(coordinator, again)
 
     assert [3.0, 3.0] == np.frombuffer(reply.state, "<f4").tolist()
     assert Flag.DUPLICATE == reply.flags
-    assert 1 == store.rounds.round
+    assert 1 == coordinator.rounds.round
 
 
-def test_a_worker_that_waits_asks_again(gang):
+def test_a_worker_that_waits_asks_again(group):
     """A worker repeats a request that waits longer than the endpoint's patience."""
-    store, workers = gang
+    coordinator, workers = group
     update = Update(
         kind=Kind.ARRAYS, rows=1, metrics=b"<f4", state=bytes(8), run=RUN, generation=1, layout=b"l" * 16
     )
     with impatient():
-        reply = give(store, update)
+        reply = give(coordinator, update)
 
     assert Flag.AGAIN == reply.flags
 
 
-def test_arrays_that_are_not_alike_are_refused(gang):
+def test_arrays_that_are_not_alike_are_refused(group):
     """Arrays of another shape, dtype, name or operation are refused, and the round is unchanged."""
-    store, workers = gang
+    coordinator, workers = group
     alike = np.ones(2, "float32")
     for other in (np.zeros(3, "float32"), np.zeros(2, "float64"), {"a": alike}, alike):
         one = workers[0]._exchange.begin(sent(workers[0], np.ones(2, "float32")))
-        store.admit(one, lengths_of(one))
+        coordinator.admit(one, lengths_of(one))
         with pytest.raises(RefusedError, match="arrays that worker 1 passed to all_reduce do not match"):
             workers[1].all_reduce(other)
     results = together(*(partial(worker.all_reduce, np.ones(2, "float32"), "sum") for worker in workers))
@@ -147,42 +147,42 @@ def sent(worker, array):
     return kept[0]
 
 
-def test_a_worker_that_returned_is_not_waited_for(gang):
+def test_a_worker_that_returned_is_not_waited_for(group):
     """The run fails with the name of a worker that returned while another waits for it."""
-    store, workers = gang
+    coordinator, workers = group
     exchanges = [worker._exchange for worker in workers]
     exchanges[2](Update(kind=Kind.REPORT))
 
     one = exchanges[0].begin(sent(workers[0], np.ones(2)))
-    store.admit(one, lengths_of(one))
+    coordinator.admit(one, lengths_of(one))
 
-    assert isinstance(store.failure, WorkerError)
-    assert "Worker 2 returned, and worker 0 waits for it" in str(store.failure)
+    assert isinstance(coordinator.failure, WorkerError)
+    assert "Worker 2 returned, and worker 0 waits for it" in str(coordinator.failure)
 
 
 @pytest.mark.parametrize("comes", ["attempt", "generation"])
 @pytest.mark.parametrize("kind", [Kind.ARRAYS, Kind.REPORT])
-def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(gang, kind, comes):
+def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(group, kind, comes):
     """A message admitted before a newer attempt or a restart is refused afterwards, and changes nothing."""
-    store, workers = gang
+    coordinator, workers = group
     update = sent(workers[0], np.ones(2)) if kind is Kind.ARRAYS else Update(kind=kind)
     workers[0]._exchange.begin(update)
-    store.admit(update, lengths_of(update))
+    coordinator.admit(update, lengths_of(update))
     if comes == "attempt":
-        store.membership.add(0, 1, "host", 2)
-        store.rounds.attempts[0] = 1
+        coordinator.membership.add(0, 1, "host", 2)
+        coordinator.rounds.attempts[0] = 1
     else:
-        store.restart()
+        coordinator.restart()
 
-    assert 409 == status_of(lambda: store.exchange(update, lambda: update))
+    assert 409 == status_of(lambda: coordinator.exchange(update, lambda: update))
 
-    assert [-1, -1, -1] == list(store.rounds.taken.values())
-    assert not store.returned
+    assert [-1, -1, -1] == list(coordinator.rounds.taken.values())
+    assert not coordinator.returned
 
 
-def test_what_is_no_number_is_named(gang):
+def test_what_is_no_number_is_named(group):
     """A value that is not a number is named with its place; an unknown op is named with the valid ones."""
-    _, workers = gang
+    _, workers = group
     with pytest.raises(
         TypeError, match=r"Expected arrays\['names'\]\[0\] to have a numeric NumPy dtype; got <U4"
     ):
@@ -208,9 +208,9 @@ def test_what_is_no_number_is_named(gang):
         ({"metrics": b"float32"}, 422),
     ],
 )
-def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
+def test_what_is_no_message_of_such_a_run_changes_nothing(group, fields, status):
     """A message that does not fit the run is refused, and the round stays open."""
-    store, _ = gang
+    coordinator, _ = group
     values = {
         "kind": Kind.ARRAYS,
         "rows": 1,
@@ -223,23 +223,23 @@ def test_what_is_no_message_of_such_a_run_changes_nothing(gang, fields, status):
     update = Update(**values | fields)
 
     with pytest.raises(RefusedError) as caught:
-        give(store, update)
+        give(coordinator, update)
 
     assert status == caught.value.status
-    assert [-1, -1, -1] == list(store.rounds.taken.values())
-    assert not store.returned
+    assert [-1, -1, -1] == list(coordinator.rounds.taken.values())
+    assert not coordinator.returned
 
 
-def test_early_arrays_beyond_a_budget_stay_unread(gang, monkeypatch):
+def test_early_arrays_beyond_a_budget_stay_unread(group, monkeypatch):
     """Arrays ahead of their turn stay unread in the socket beyond a small budget."""
-    store, workers = gang
+    coordinator, workers = group
     monkeypatch.setattr(limits, "EARLY_BYTES", 7)
     read = []
     updates = [workers[k]._exchange.begin(sent(workers[k], np.full(2, k, "float32"))) for k in range(3)]
 
     def push(update):
-        store.admit(update, lengths_of(update))
-        return store.exchange(update, lambda: read.append(update.worker) or update)
+        coordinator.admit(update, lengths_of(update))
+        return coordinator.exchange(update, lambda: read.append(update.worker) or update)
 
     replies = together(*(partial(push, updates[k]) for k in (2, 1, 0)))
 

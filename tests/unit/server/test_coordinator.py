@@ -12,10 +12,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from stores import (
+from coordinators import (
     EMPTY,
     NEVER,
     begun,
+    coordinator_of,
     give,
     impatient,
     moved,
@@ -24,13 +25,12 @@ from stores import (
     report_of,
     state_of,
     status_of,
-    store_of,
     together,
     update_of,
     vector,
 )
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver.remote_server import RemoteCoordinator
 from sparkdl.errors import (
     ClusterError,
@@ -51,33 +51,35 @@ from sparkdl.transport.exchange import awaiting
 from sparkdl.transport.messages import Answer, Flag, Kind, lengths_of
 
 
-def finish_epoch(store, epoch=0, **fields):
+def finish_epoch(coordinator, epoch=0, **fields):
     """Let every worker report an epoch and the driver commit it; return its result."""
     with impatient():
-        for worker in range(store.shape.num_workers):
-            give(store, report_of(store, worker, epoch, **fields))
-    result = store.wait_epoch(epoch, 0)
-    store.commit(result.snapshot)
-    store.release(epoch + 1, NEVER)
+        for worker in range(coordinator.shape.num_workers):
+            give(coordinator, report_of(coordinator, worker, epoch, **fields))
+    result = coordinator.wait_epoch(epoch, 0)
+    coordinator.commit(result.snapshot)
+    coordinator.release(epoch + 1, NEVER)
     return result
 
 
-def round_of(store, sequence):
+def round_of(coordinator, sequence):
     """Let every worker send 1 in a round; return the replies."""
-    workers = range(store.shape.num_workers)
-    return together(*(lambda k=k: push(store, k, [1.0], sequence=sequence) for k in workers))
+    workers = range(coordinator.shape.num_workers)
+    return together(*(lambda k=k: push(coordinator, k, [1.0], sequence=sequence) for k in workers))
 
 
 # -- membership -----------------------------------------------------------------------------------
 
 
-def test_a_gang_begins_when_all_are_ready():
+def test_a_worker_group_begins_when_all_are_ready():
     """A ready worker group begins, and each worker learns the rows of all, which set its share of a batch."""
-    store = store_of(workers=2)
+    coordinator = coordinator_of(workers=2)
     for worker in (0, 1):
-        store.join(worker, 1, 7, "host", 1)
-    store.release(0, 0.25)
-    begins = together(lambda: store.ready(0, 1, 7, 3, 0, {}), lambda: store.ready(1, 1, 7, 5, 0, {}))
+        coordinator.join(worker, 1, 7, "host", 1)
+    coordinator.release(0, 0.25)
+    begins = together(
+        lambda: coordinator.ready(0, 1, 7, 3, 0, {}), lambda: coordinator.ready(1, 1, 7, 5, 0, {})
+    )
 
     expected = {
         "rows": (3, 5),
@@ -92,175 +94,175 @@ def test_a_gang_begins_when_all_are_ready():
     assert [expected, expected] == begins
 
 
-def test_a_gang_without_rows_ends_by_name():
+def test_a_worker_group_without_rows_ends_by_name():
     """A run without training rows ends with a DataError, for example when all rows are held out."""
-    store = store_of(workers=2)
+    coordinator = coordinator_of(workers=2)
 
     with impatient():
-        assert RefusedError in map(type, outcomes_of(store, [RowsHeld(0)] * 2))
+        assert RefusedError in map(type, outcomes_of(coordinator, [RowsHeld(0)] * 2))
 
-    assert isinstance(store.failure, DataError)
-    assert "no rows to train on; the workers have 0 validation rows" in str(store.failure)
+    assert isinstance(coordinator.failure, DataError)
+    assert "no rows to train on; the workers have 0 validation rows" in str(coordinator.failure)
 
 
 def test_who_is_early_is_told_to_ask_again():
     """A worker that is ready before the others or the driver has to repeat its request."""
-    store = store_of(workers=2)
+    coordinator = coordinator_of(workers=2)
     with impatient():
-        store.join(0, 1, 1, "host", 1)
-        alone = store.ready(0, 1, 1, 4, 0, {})
-        store.join(1, 1, 1, "host", 1)
-        unreleased = store.ready(1, 1, 1, 4, 0, {})
-        store.release(0, NEVER)
+        coordinator.join(0, 1, 1, "host", 1)
+        alone = coordinator.ready(0, 1, 1, 4, 0, {})
+        coordinator.join(1, 1, 1, "host", 1)
+        unreleased = coordinator.ready(1, 1, 1, 4, 0, {})
+        coordinator.release(0, NEVER)
 
         assert (None, None) == (alone, unreleased)
-        assert store.ready(0, 1, 1, 4, 0, {})["learning_rate"] is None
+        assert coordinator.ready(0, 1, 1, 4, 0, {})["learning_rate"] is None
 
 
 def test_the_driver_knows_who_is_missing():
     """The driver can list the workers that have not joined."""
-    store = store_of()
-    store.join(1, 1, 1, "host", 1)
+    coordinator = coordinator_of()
+    coordinator.join(1, 1, 1, "host", 1)
 
-    assert [0, 2] == store.missing()
+    assert [0, 2] == coordinator.missing()
 
 
-def test_a_worker_that_is_none_of_the_gang_is_refused():
+def test_a_worker_that_is_none_of_the_worker_group_is_refused():
     """A worker whose index is out of range is refused."""
-    assert 400 == status_of(lambda: store_of().join(3, 1, 1, "host", 1))
-    assert 400 == status_of(lambda: store_of().join(-1, 1, 1, "host", 1))
+    assert 400 == status_of(lambda: coordinator_of().join(3, 1, 1, "host", 1))
+    assert 400 == status_of(lambda: coordinator_of().join(-1, 1, 1, "host", 1))
 
 
 def test_a_newer_attempt_takes_the_older_ones_place():
     """A newer attempt replaces the older one, which is refused from then on."""
-    store = begun(store_of("asynchronous"))
-    store.join(0, 1, 2, "host", 1)
-    before = state_of(store)
+    coordinator = begun(coordinator_of("asynchronous"))
+    coordinator.join(0, 1, 2, "host", 1)
+    before = state_of(coordinator)
 
-    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
-    assert 409 == status_of(lambda: store.heartbeat(0, 1, 1, 0, 0, 0, []))
-    assert 409 == status_of(lambda: store.join(0, 1, 1, "host", 1))
-    assert before == state_of(store)
-    assert 1 == store.counters["superseded"]
+    assert 409 == status_of(lambda: push(coordinator, 0, np.ones(5)))
+    assert 409 == status_of(lambda: coordinator.heartbeat(0, 1, 1, 0, 0, 0, []))
+    assert 409 == status_of(lambda: coordinator.join(0, 1, 1, "host", 1))
+    assert before == state_of(coordinator)
+    assert 1 == coordinator.counters["superseded"]
 
 
 def test_a_newer_attempt_waits_while_the_older_one_is_at_work():
     """A newer attempt waits while the older one is active, and replaces it once it is silent."""
-    store = begun(store_of("asynchronous", silence=3.0))
-    at = moved(store)
+    coordinator = begun(coordinator_of("asynchronous", silence=3.0))
+    at = moved(coordinator)
     at(2.9)
-    assert not store.join(0, 1, 2, "host", 1)
-    assert 1 == push(store, 0, np.ones(5)).version  # an update counts as a message
+    assert not coordinator.join(0, 1, 2, "host", 1)
+    assert 1 == push(coordinator, 0, np.ones(5)).version  # an update counts as a message
     at(5.8)
-    assert not store.join(0, 1, 2, "host", 1)
+    assert not coordinator.join(0, 1, 2, "host", 1)
     at(6.0)
-    assert store.join(0, 1, 2, "host", 1)
-    assert 409 == status_of(lambda: push(store, 0, np.ones(5)))
-    assert 1 == store.counters["superseded"]
+    assert coordinator.join(0, 1, 2, "host", 1)
+    assert 409 == status_of(lambda: push(coordinator, 0, np.ones(5)))
+    assert 1 == coordinator.counters["superseded"]
 
 
 def test_a_worker_that_says_nothing_for_too_long_is_lost():
     """A worker without a heartbeat for longer than stall_timeout is lost, and the error names it."""
-    store = begun(store_of("asynchronous", workers=2, stall=10.0))
-    at = moved(store)
+    coordinator = begun(coordinator_of("asynchronous", workers=2, stall=10.0))
+    at = moved(coordinator)
     for second in range(1, 13):
         at(second)
-        store.heartbeat(0, 1, 1, 0, 0, 0, [])
-        store.wait_epoch(0, 0)
-        assert (store.failure is not None) == (second > 10)
-    assert isinstance(store.failure, WorkerLostError)
-    assert "Worker 1 on host (process 1) has sent no heartbeat for 11 s" in str(store.failure)
+        coordinator.heartbeat(0, 1, 1, 0, 0, 0, [])
+        coordinator.wait_epoch(0, 0)
+        assert (coordinator.failure is not None) == (second > 10)
+    assert isinstance(coordinator.failure, WorkerLostError)
+    assert "Worker 1 on host (process 1) has sent no heartbeat for 11 s" in str(coordinator.failure)
 
-    store.restart()
-    store.wait_epoch(0, 0)
-    assert store.failure is None
+    coordinator.restart()
+    coordinator.wait_epoch(0, 0)
+    assert coordinator.failure is None
 
 
 def test_a_worker_that_lives_and_gets_nowhere_is_named_once():
     """A worker that is alive but trains no row for long is logged once per position, and not lost."""
-    store = begun(store_of("asynchronous", workers=3, stall=10.0))
-    at = moved(store)
-    store.membership.asking.add(2)
+    coordinator = begun(coordinator_of("asynchronous", workers=3, stall=10.0))
+    at = moved(coordinator)
+    coordinator.membership.asking.add(2)
     for second in range(1, 400):
         at(second)
         for worker, rows in ((0, 12 if second < 200 else 16), (1, second), (2, 8)):
-            store.heartbeat(worker, 1, 1, 1, rows, 0, [])
-        store.wait_epoch(0, 0)
+            coordinator.heartbeat(worker, 1, 1, 1, rows, 0, [])
+        coordinator.wait_epoch(0, 0)
 
-    says = [entry["message"] for entry in store.log]
+    says = [entry["message"] for entry in coordinator.log]
     begin = "Worker 0 on host (process 1) is alive but has trained no row for 101 s, in epoch 2 after"
     assert [f"{begin} {rows} rows" for rows in (12, 16)] == [each.split(". ")[0] for each in says]
-    assert store.failure is None
+    assert coordinator.failure is None
 
 
 def test_who_waits_for_an_answer_gets_on():
     """A worker that waits for a reply is recorded as waiting, before and after its round."""
-    store = begun(store_of(workers=2, stall=10.0))
+    coordinator = begun(coordinator_of(workers=2, stall=10.0))
     asked = []
-    update = update_of(store, 0, [1.0])
+    update = update_of(coordinator, 0, [1.0])
     with impatient():
-        store.exchange(update, lambda: asked.append(set(store.membership.asking)) or update)
+        coordinator.exchange(update, lambda: asked.append(set(coordinator.membership.asking)) or update)
 
-    assert ([{0}], set()) == (asked, store.membership.asking)
+    assert ([{0}], set()) == (asked, coordinator.membership.asking)
 
 
 def test_a_driver_that_was_away_calls_nobody_silent():
     """Time during which the driver was away does not count as silence of the workers."""
-    store = begun(store_of("asynchronous", stall=10.0))
-    at = moved(store)
+    coordinator = begun(coordinator_of("asynchronous", stall=10.0))
+    at = moved(coordinator)
     for second in (0, 3600, 3604, 3608):
         at(second)
-        store.wait_epoch(0, 0)
-        assert store.failure is None
+        coordinator.wait_epoch(0, 0)
+        assert coordinator.failure is None
     at(3611)
-    store.wait_epoch(0, 0)
-    assert store.failure is not None
+    coordinator.wait_epoch(0, 0)
+    assert coordinator.failure is not None
 
 
 def test_a_worker_that_was_heard_while_the_driver_was_away_is_not_waited_for_longer():
     """A worker heard while the driver was away is lost after stall seconds of silence from then on."""
-    store = begun(store_of("asynchronous", stall=10.0))
-    at = moved(store)
-    store.wait_epoch(0, 0)
+    coordinator = begun(coordinator_of("asynchronous", stall=10.0))
+    at = moved(coordinator)
+    coordinator.wait_epoch(0, 0)
     at(3600)
-    store.heartbeat(0, 1, 1, 0, 0, 0, [])
+    coordinator.heartbeat(0, 1, 1, 0, 0, 0, [])
     for second in (3600, 3604, 3608, 3611):
-        assert store.failure is None
+        assert coordinator.failure is None
         at(second)
-        store.wait_epoch(0, 0)
+        coordinator.wait_epoch(0, 0)
         for worker in (1, 2):
-            store.heartbeat(worker, 1, 1, 0, 0, 0, [])
+            coordinator.heartbeat(worker, 1, 1, 0, 0, 0, [])
 
-    assert "Worker 0" in str(store.failure)
+    assert "Worker 0" in str(coordinator.failure)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_who_has_not_joined_or_is_not_ready_is_refused(mode):
     """An update of a worker that has not joined or is not ready is refused."""
-    store = store_of(mode)
-    before = status_of(lambda: push(store, 0, np.ones(5)))
-    store.join(0, 1, 1, "host", 1)
+    coordinator = coordinator_of(mode)
+    before = status_of(lambda: push(coordinator, 0, np.ones(5)))
+    coordinator.join(0, 1, 1, "host", 1)
 
-    assert [409, 409] == [before, status_of(lambda: push(store, 0, np.ones(5)))]
-    assert 0 == store.aggregation.version
+    assert [409, 409] == [before, status_of(lambda: push(coordinator, 0, np.ones(5)))]
+    assert 0 == coordinator.aggregation.version
 
 
-def test_a_worker_that_returns_to_rounds_starts_the_gang_again():
+def test_a_worker_that_returns_to_rounds_starts_the_worker_group_again():
     """A worker that returns to rounds is refused and fails the generation: its replica is gone."""
-    store = begun(store_of())
+    coordinator = begun(coordinator_of())
 
-    assert 409 == status_of(lambda: store.join(0, 1, 2, "host", 1))
-    assert isinstance(store.failure, WorkerLostError)
+    assert 409 == status_of(lambda: coordinator.join(0, 1, 2, "host", 1))
+    assert isinstance(coordinator.failure, WorkerLostError)
 
 
 def test_a_worker_that_returns_elsewhere_goes_on_after_what_was_counted():
     """Without rounds, a returning worker continues after its last counted update without a rollback."""
-    store = begun(store_of("asynchronous", size=1))
-    push(store, 0, [1.0], sequence=0)
-    push(store, 0, [1.0], sequence=1, base_version=1)
-    store.join(0, 1, 2, "host", 1)
-    begin = store.ready(0, 1, 2, 10, 0, {})
-    restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+    coordinator = begun(coordinator_of("asynchronous", size=1))
+    push(coordinator, 0, [1.0], sequence=0)
+    push(coordinator, 0, [1.0], sequence=1, base_version=1)
+    coordinator.join(0, 1, 2, "host", 1)
+    begin = coordinator.ready(0, 1, 2, 10, 0, {})
+    restored = give(coordinator, update_of(coordinator, kind=Kind.RESTORE, attempt=2))
 
     assert (2, True) == (begin["sequence"], begin["restore"])
     assert ([2.0], 2) == (restored.parameters.tolist(), restored.version)
@@ -268,13 +270,13 @@ def test_a_worker_that_returns_elsewhere_goes_on_after_what_was_counted():
 
 def test_a_worker_that_returns_with_other_rows_is_refused():
     """A worker that returns with another number of rows is refused and fails the run."""
-    store = begun(store_of("asynchronous"))
-    store.join(0, 1, 2, "host", 1)
+    coordinator = begun(coordinator_of("asynchronous"))
+    coordinator.join(0, 1, 2, "host", 1)
     with pytest.raises(RefusedError, match="restarted with 9 rows instead of 10") as error:
-        store.ready(0, 1, 2, 9, 0, {})
+        coordinator.ready(0, 1, 2, 9, 0, {})
 
-    assert (422, None) == (error.value.status, store.members[0].held)
-    assert isinstance(store.failure, DataError)
+    assert (422, None) == (error.value.status, coordinator.members[0].held)
+    assert isinstance(coordinator.failure, DataError)
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -282,11 +284,11 @@ def test_a_worker_that_returns_with_other_rows_is_refused():
 
 def test_a_report_of_an_epoch_that_there_is_not_is_refused():
     """A report of an epoch beyond the last one is refused, because it would be kept forever."""
-    store = begun(store_of("asynchronous"))
+    coordinator = begun(coordinator_of("asynchronous"))
     with pytest.raises(RefusedError, match=r"Unknown epoch 3: the run has 2\.") as error:
-        push(store, 0, kind=Kind.REPORT, epoch=2)
+        push(coordinator, 0, kind=Kind.REPORT, epoch=2)
 
-    assert (400, []) == (error.value.status, sorted(store.epochs.reports))
+    assert (400, []) == (error.value.status, sorted(coordinator.epochs.reports))
 
 
 OTHERS = [
@@ -314,62 +316,62 @@ OTHERS = [
 @pytest.mark.parametrize(("fields", "status"), OTHERS)
 def test_an_update_that_is_not_this_runs_is_refused_and_changes_nothing(mode, fields, status):
     """An update of another run, generation, attempt or layout is refused before its body is read."""
-    store = begun(store_of(mode))
-    update = update_of(store, 0, np.ones(5))
+    coordinator = begun(coordinator_of(mode))
+    update = update_of(coordinator, 0, np.ones(5))
     if fields.get("kind") == "other":
         fields = {"kind": Kind.DELTA if update.kind is Kind.GRADIENT else Kind.GRADIENT}
-    before = state_of(store)
+    before = state_of(coordinator)
 
-    assert status_of(lambda: give(store, replace(update, **fields))) in np.atleast_1d(status)
-    assert before == state_of(store)
-    assert 1 == store.counters["refused"]
+    assert status_of(lambda: give(coordinator, replace(update, **fields))) in np.atleast_1d(status)
+    assert before == state_of(coordinator)
+    assert 1 == coordinator.counters["refused"]
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_an_update_without_rows_is_for_rounds_alone(mode):
     """An update without rows is refused if there are no rounds."""
-    store = begun(store_of(mode))
-    before = state_of(store)
+    coordinator = begun(coordinator_of(mode))
+    before = state_of(coordinator)
 
-    assert 400 == status_of(lambda: push(store, 0))
-    assert before == state_of(store)
+    assert 400 == status_of(lambda: push(coordinator, 0))
+    assert before == state_of(coordinator)
 
 
 @pytest.mark.parametrize("kind", [Kind.PULL, Kind.RESTORE, Kind.VALIDATION])
 def test_a_request_that_carries_no_weights_may_bring_none(kind):
     """A request of a kind without weights is refused if it carries some."""
-    store = begun(store_of())
+    coordinator = begun(coordinator_of())
 
-    assert 413 == status_of(lambda: push(store, 0, np.ones(5), kind=kind))
+    assert 413 == status_of(lambda: push(coordinator, 0, np.ones(5), kind=kind))
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda store: store.join(0, 1, 1, "host", 1),
-        lambda store: store.ready(0, 1, 1, 10, 0, {}),
-        lambda store: store.heartbeat(0, 1, 1, 0, 0, 0, []),
-        lambda store: push(store, 0, np.ones(5)),
-        lambda store: give(store, report_of(store, 0)),
+        lambda coordinator: coordinator.join(0, 1, 1, "host", 1),
+        lambda coordinator: coordinator.ready(0, 1, 1, 10, 0, {}),
+        lambda coordinator: coordinator.heartbeat(0, 1, 1, 0, 0, 0, []),
+        lambda coordinator: push(coordinator, 0, np.ones(5)),
+        lambda coordinator: give(coordinator, report_of(coordinator, 0)),
     ],
 )
 def test_a_run_that_is_over_takes_nothing(call):
     """Every request to a run that is over is answered with 410."""
-    store = begun(store_of("asynchronous"))
-    store.close()
+    coordinator = begun(coordinator_of("asynchronous"))
+    coordinator.close()
 
-    assert 410 == status_of(lambda: call(store))
+    assert 410 == status_of(lambda: call(coordinator))
 
 
 def test_closing_lets_go_who_waits():
     """A worker that waits at an epoch's end is refused with 410 when the run closes."""
-    store = begun(store_of(workers=1))
+    coordinator = begun(coordinator_of(workers=1))
 
     def close():
-        store.wait_epoch(0, 10)
-        store.close()
+        coordinator.wait_epoch(0, 10)
+        coordinator.close()
 
-    refused, _ = together(lambda: give(store, report_of(store, 0)), close)
+    refused, _ = together(lambda: give(coordinator, report_of(coordinator, 0)), close)
 
     assert 410 == refused.status
 
@@ -379,16 +381,16 @@ def test_closing_lets_go_who_waits():
 
 def test_an_epoch_is_complete_when_all_have_reported():
     """A complete epoch has metrics in worker order, the number of rows, the losses and the snapshot."""
-    store = begun(store_of("asynchronous", size=1, metrics=2, optimizer=3))
-    push(store, 0, [6.0])
+    coordinator = begun(coordinator_of("asynchronous", size=1, metrics=2, optimizer=3))
+    push(coordinator, 0, [6.0])
     with impatient():
         for worker, rows in ((2, 30), (0, 10), (1, 20)):
-            assert store.wait_epoch(0, 0) is None
+            assert coordinator.wait_epoch(0, 0) is None
             give(
-                store,
-                report_of(store, worker, rows=rows, metrics=b"m%d" % worker, state=b"st%d" % worker),
+                coordinator,
+                report_of(coordinator, worker, rows=rows, metrics=b"m%d" % worker, state=b"st%d" % worker),
             )
-    result = store.wait_epoch(0, 0)
+    result = coordinator.wait_epoch(0, 0)
 
     assert ([b"m0", b"m1", b"m2"], 60, [1.0]) == (result.metrics, result.rows, result.losses)
     assert (1, [6.0], 1) == (
@@ -397,30 +399,30 @@ def test_an_epoch_is_complete_when_all_have_reported():
         result.snapshot.version,
     )
     assert [b"st0", b"st1", b"st2"] == [result.snapshot.state(worker) for worker in range(3)]
-    assert [] == store.aggregation.losses
+    assert [] == coordinator.aggregation.losses
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode):
     """A run whose loss and center grow together in the last epoch ends with the snapshot before it."""
     rule = "average" if mode == "synchronous" else "sum"
-    store = begun(store_of(mode, joint=False, workers=2, size=1, center=[1.0], merge=rule))
+    coordinator = begun(coordinator_of(mode, joint=False, workers=2, size=1, center=[1.0], merge=rule))
 
     def exchange(epoch, delta, **fields):
-        updates = [update_of(store, k, delta, sequence=epoch, epoch=epoch, **fields) for k in (0, 1)]
-        together(*(lambda u=u: give(store, u) for u in updates))
+        updates = [update_of(coordinator, k, delta, sequence=epoch, epoch=epoch, **fields) for k in (0, 1)]
+        together(*(lambda u=u: give(coordinator, u) for u in updates))
 
     exchange(0, [0.5])
-    before = finish_epoch(store).snapshot.parameters
+    before = finish_epoch(coordinator).snapshot.parameters
     exchange(1, [30.0], loss=60.0)
     with impatient():
         for worker in (0, 1):
-            give(store, report_of(store, worker, epoch=1))
+            give(coordinator, report_of(coordinator, worker, epoch=1))
 
-    assert store.wait_epoch(1, 0) is None
-    assert isinstance(store.failure, DivergedError)
-    assert "the mean loss of epoch 2 is 60, compared to 1 at the start" in str(store.failure)
-    assert before.tolist() == store.stopped_snapshot().parameters.tolist()
+    assert coordinator.wait_epoch(1, 0) is None
+    assert isinstance(coordinator.failure, DivergedError)
+    assert "the mean loss of epoch 2 is 60, compared to 1 at the start" in str(coordinator.failure)
+    assert before.tolist() == coordinator.stopped_snapshot().parameters.tolist()
 
 
 @pytest.mark.parametrize(
@@ -436,131 +438,135 @@ def test_a_run_that_has_grown_out_of_proportion_ends_with_the_epoch_before(mode)
 )
 def test_what_a_run_is_compared_with_is_nothing_that_merging_did(mode, window, losses):
     """The initial loss is that of 32 batches, or of the first windows or round if they have more."""
-    plan = Plan((), 0, 4, window, False, False, 0)
+    plan = BatchPlan((), 0, 4, window, False, False, 0)
 
-    assert losses == store_of(mode, joint=False, plan=plan).screening.detector.first
+    assert losses == coordinator_of(mode, joint=False, plan=plan).screening.detector.first
 
 
 def test_an_update_that_was_not_merged_is_among_the_losses():
     """An update that was not merged is NaN among the losses, which TerminateOnNaN checks."""
-    store = begun(store_of("asynchronous", workers=2, size=1))
-    push(store, 0, [float("nan")])
-    push(store, 1, [1.0])
-    losses = finish_epoch(store).losses
+    coordinator = begun(coordinator_of("asynchronous", workers=2, size=1))
+    push(coordinator, 0, [float("nan")])
+    push(coordinator, 1, [1.0])
+    losses = finish_epoch(coordinator).losses
 
     assert [True, False] == np.isnan(losses).tolist()
 
 
 def test_an_epoch_without_one_sound_update_ends_the_run():
     """An epoch without a sound update ends the run, however few updates it has."""
-    store = begun(store_of("asynchronous", workers=2, size=1))
+    coordinator = begun(coordinator_of("asynchronous", workers=2, size=1))
     with impatient():
         for worker in (0, 1):
-            push(store, worker, [float("nan")])
-            assert store.failure is None
-            give(store, report_of(store, worker))
+            push(coordinator, worker, [float("nan")])
+            assert coordinator.failure is None
+            give(coordinator, report_of(coordinator, worker))
 
-    assert isinstance(store.failure, DivergedError)
-    assert "every update of epoch 1 contained NaN, Inf or values" in str(store.failure)
+    assert isinstance(coordinator.failure, DivergedError)
+    assert "every update of epoch 1 contained NaN, Inf or values" in str(coordinator.failure)
 
 
 def test_a_report_that_comes_twice_counts_once():
     """A repeated report adds no rows, and one that arrives after the epoch is ignored."""
-    store = begun(store_of("asynchronous", workers=2))
+    coordinator = begun(coordinator_of("asynchronous", workers=2))
     with impatient():
-        give(store, report_of(store, 0))
-        give(store, report_of(store, 0))
-        give(store, report_of(store, 1))
-        result = store.wait_epoch(0, 0)
-        store.commit(result.snapshot)
-        store.release(1, NEVER)
-        give(store, report_of(store, 1))
+        give(coordinator, report_of(coordinator, 0))
+        give(coordinator, report_of(coordinator, 0))
+        give(coordinator, report_of(coordinator, 1))
+        result = coordinator.wait_epoch(0, 0)
+        coordinator.commit(result.snapshot)
+        coordinator.release(1, NEVER)
+        give(coordinator, report_of(coordinator, 1))
 
     assert 20 == result.rows
-    assert {} == store.epochs.reports
+    assert {} == coordinator.epochs.reports
 
 
 def test_rounds_wait_for_the_driver_between_epochs():
     """In rounds, the next epoch begins with the weights and the rate that callbacks have set."""
-    store = begun(store_of(workers=1, size=1))
+    coordinator = begun(coordinator_of(workers=1, size=1))
     replies = []
 
     def driver():
-        result = store.wait_epoch(0, 10)
-        store.commit(result.snapshot)
-        store.replace(vector(8.0), EMPTY)
-        store.release(1, 0.125)
+        result = coordinator.wait_epoch(0, 10)
+        coordinator.commit(result.snapshot)
+        coordinator.replace(vector(8.0), EMPTY)
+        coordinator.release(1, 0.125)
 
-    together(lambda: replies.append(give(store, report_of(store, 0, parameters=vector(3.0)))), driver)
+    together(
+        lambda: replies.append(give(coordinator, report_of(coordinator, 0, parameters=vector(3.0)))), driver
+    )
 
     assert (Answer.CENTER, [8.0], 0.125) == (
         replies[0].kind,
         replies[0].parameters.tolist(),
         replies[0].learning_rate,
     )
-    assert [8.0] == store.snapshot.parameters.tolist()
+    assert [8.0] == coordinator.snapshot.parameters.tolist()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_who_is_to_end_is_sent_no_center(mode):
     """A worker that should end is sent no center, which saves the driver's memory."""
-    store = begun(store_of(mode, workers=1, size=1, joint=False, epochs=1))
-    push(store, 0, [1.0])
+    coordinator = begun(coordinator_of(mode, workers=1, size=1, joint=False, epochs=1))
+    push(coordinator, 0, [1.0])
     replies = []
 
     def driver():
-        store.commit(store.wait_epoch(0, 10).snapshot)
-        store.stop()
+        coordinator.commit(coordinator.wait_epoch(0, 10).snapshot)
+        coordinator.stop()
 
-    together(lambda: replies.append(give(store, report_of(store, 0))), driver)
+    together(lambda: replies.append(give(coordinator, report_of(coordinator, 0))), driver)
 
     assert (Answer.NOTHING, Flag.STOP, 0) == (replies[0].kind, replies[0].flags, len(replies[0].parameters))
 
 
 def test_an_asynchronous_worker_is_at_most_an_epoch_ahead():
     """An asynchronous worker goes on to a released epoch at once, and waits at the next one."""
-    store = begun(store_of("asynchronous", epochs=5))
+    coordinator = begun(coordinator_of("asynchronous", epochs=5))
     with impatient():
-        first = give(store, report_of(store, 0, 0))
-        second = give(store, report_of(store, 0, 1))
+        first = give(coordinator, report_of(coordinator, 0, 0))
+        second = give(coordinator, report_of(coordinator, 0, 1))
 
     assert (Flag.NONE, Flag.AGAIN) == (first.flags, second.flags)
 
 
 def test_the_last_epoch_ends_with_the_run():
     """At the end of the last epoch, workers wait until the driver stops the run."""
-    store = begun(store_of("asynchronous", workers=1, epochs=1))
+    coordinator = begun(coordinator_of("asynchronous", workers=1, epochs=1))
     with impatient():
-        waiting = give(store, report_of(store, 0))
-        store.stop()
-        ended = give(store, report_of(store, 0, flags=Flag.AWAIT))
+        waiting = give(coordinator, report_of(coordinator, 0))
+        coordinator.stop()
+        ended = give(coordinator, report_of(coordinator, 0, flags=Flag.AWAIT))
 
     assert (Flag.AGAIN, Flag.STOP) == (waiting.flags, ended.flags & Flag.STOP)
 
 
 def test_a_validated_epoch_is_evaluated_by_everybody():
     """Every worker evaluates a validated epoch once, with the weights of the epoch's end."""
-    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset({0, 1}), metrics=1))
-    push(store, 0, [3.0])
+    coordinator = begun(
+        coordinator_of("asynchronous", workers=2, size=1, evaluated=frozenset({0, 1}), metrics=1)
+    )
+    push(coordinator, 0, [3.0])
     with impatient():
-        early = give(store, report_of(store, 0, metrics=b"t", base_version=1))
-        asked = give(store, report_of(store, 1, metrics=b"t"))
-        after = push(store, 0, [4.0], sequence=1, base_version=1)
-        pulled = give(store, update_of(store, 1, kind=Kind.PULL, epoch=0))
+        early = give(coordinator, report_of(coordinator, 0, metrics=b"t", base_version=1))
+        asked = give(coordinator, report_of(coordinator, 1, metrics=b"t"))
+        after = push(coordinator, 0, [4.0], sequence=1, base_version=1)
+        pulled = give(coordinator, update_of(coordinator, 1, kind=Kind.PULL, epoch=0))
         for worker in (0, 1):
-            assert store.wait_epoch(0, 0) is None
-            update = update_of(store, worker, kind=Kind.VALIDATION, epoch=0, metrics=b"%d" % worker)
-            answer = give(store, update)
+            assert coordinator.wait_epoch(0, 0) is None
+            update = update_of(coordinator, worker, kind=Kind.VALIDATION, epoch=0, metrics=b"%d" % worker)
+            answer = give(coordinator, update)
 
     assert (-1, 0, 0, -1) == (early.evaluate, asked.evaluate, after.evaluate, answer.evaluate)
     assert ([3.0], 1) == (pulled.parameters.tolist(), pulled.version)
-    assert [b"0", b"1"] == store.wait_epoch(0, 0).validation
+    assert [b"0", b"1"] == coordinator.wait_epoch(0, 0).validation
 
 
 def test_a_worker_that_has_the_snapshot_is_sent_nothing():
     """A worker that has the requested snapshot gets its version only."""
-    store = begun(store_of("asynchronous", size=1))
-    reply = give(store, update_of(store, kind=Kind.PULL, base_version=0))
+    coordinator = begun(coordinator_of("asynchronous", size=1))
+    reply = give(coordinator, update_of(coordinator, kind=Kind.PULL, base_version=0))
 
     assert (Answer.NOTHING, 0) == (reply.kind, len(reply.parameters))
 
@@ -568,45 +574,51 @@ def test_a_worker_that_has_the_snapshot_is_sent_nothing():
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_progress_is_that_of_the_updates_that_count(mode):
     """A duplicate counts neither as a step of the schedule nor as an exchange."""
-    store = begun(store_of(mode, joint=False, workers=1, size=1))
+    coordinator = begun(coordinator_of(mode, joint=False, workers=1, size=1))
     for _ in range(2):
-        push(store, 0, [1.0])
+        push(coordinator, 0, [1.0])
 
-    assert (1.0, 1, 1) == (store.progress, store.counters["exchanges"], store.counters["duplicates"])
+    assert (1.0, 1, 1) == (
+        coordinator.progress,
+        coordinator.counters["exchanges"],
+        coordinator.counters["duplicates"],
+    )
 
 
 def test_an_evaluation_waits_for_a_driver_that_attends_it():
     """With an attending driver, an evaluation waits until the driver has chosen the weights."""
-    shape = {"evaluated": frozenset({0, 1}), "attended": True, "metrics": 1}
-    store = begun(store_of(workers=1, size=1, **shape))
+    shape = {"evaluated": frozenset({0, 1}), "evaluation_waits": True, "metrics": 1}
+    coordinator = begun(coordinator_of(workers=1, size=1, **shape))
     with impatient():
-        waiting = give(store, report_of(store, 0, epoch=0))
-        snapshot = store.unattended(0).snapshot
-        unknown = store.wait_epoch(0, 0)
-        store.evaluate(0, (np.full(1, 7, np.float32), EMPTY))
-        asked = give(store, awaiting(report_of(store, 0, epoch=0)))
-        pulled = give(store, update_of(store, 0, kind=Kind.PULL, epoch=0, base_version=snapshot.version))
-        give(store, update_of(store, 0, kind=Kind.VALIDATION, epoch=0, metrics=b"v"))
-    result = store.wait_epoch(0, 0)
-    store.commit(result.snapshot)
+        waiting = give(coordinator, report_of(coordinator, 0, epoch=0))
+        snapshot = coordinator.awaiting_evaluation(0).snapshot
+        unknown = coordinator.wait_epoch(0, 0)
+        coordinator.evaluate(0, (np.full(1, 7, np.float32), EMPTY))
+        asked = give(coordinator, awaiting(report_of(coordinator, 0, epoch=0)))
+        pulled = give(
+            coordinator, update_of(coordinator, 0, kind=Kind.PULL, epoch=0, base_version=snapshot.version)
+        )
+        give(coordinator, update_of(coordinator, 0, kind=Kind.VALIDATION, epoch=0, metrics=b"v"))
+    result = coordinator.wait_epoch(0, 0)
+    coordinator.commit(result.snapshot)
 
     assert (-1, None, 0) == (waiting.evaluate, unknown, asked.evaluate)
     assert (Answer.CENTER, [7.0]) == (pulled.kind, pulled.parameters.tolist())
     assert [b"v"] == result.validation
-    assert ({}, None) == (store.epochs.attended, store.unattended(1))
+    assert ({}, None) == (coordinator.epochs.evaluation_weights, coordinator.awaiting_evaluation(1))
 
 
 def test_evaluations_are_asked_for_while_others_open_and_close_books(monkeypatch):
     """A push looks for an evaluation while it holds the lock that guards the reports."""
-    store = begun(store_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
+    coordinator = begun(coordinator_of("asynchronous", workers=1, size=1, evaluated=frozenset({0, 1})))
     looked = []
-    look = store.epochs.to_evaluate
+    look = coordinator.epochs.to_evaluate
     monkeypatch.setattr(
-        store.epochs,
+        coordinator.epochs,
         "to_evaluate",
-        lambda worker: looked.append(store.aggregation.lock._is_owned()) or look(worker),
+        lambda worker: looked.append(coordinator.aggregation.lock._is_owned()) or look(worker),
     )
-    push(store, 0, [1.0])
+    push(coordinator, 0, [1.0])
 
     assert [True] == looked
 
@@ -615,19 +627,19 @@ FREED = """
 import re, numpy as np
 from pathlib import Path
 from unittest import mock
-from stores import begun, store_of
+from coordinators import begun, coordinator_of
 
 def resident():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-store = begun(store_of("asynchronous"))
+coordinator = begun(coordinator_of("asynchronous"))
 pairs = [(np.ones(10_000, np.float32), np.ones(1_000, np.float32)) for _ in range(2_000)]
 begin, used = resident(), [small for _, small in pairs]
 del pairs
-store.commit(store.snapshot)  # in the first seconds of a run
-kept, after = begin - resident(), store.state.clock() + 11
-store.state.clock = lambda: after
-store.commit(store.snapshot)
+coordinator.commit(coordinator.snapshot)  # in the first seconds of a run
+kept, after = begin - resident(), coordinator.state.clock() + 11
+coordinator.state.clock = lambda: after
+coordinator.commit(coordinator.snapshot)
 print(kept, begin - resident())
 """
 
@@ -650,36 +662,38 @@ def test_what_requests_have_freed_is_given_back_now_and_then():
 
 def test_a_stop_reaches_a_worker_with_its_next_reply():
     """A stop reaches a worker with its next reply, to an exchange or to a heartbeat."""
-    store = begun(store_of("asynchronous", size=1))
-    store.stop()
+    coordinator = begun(coordinator_of("asynchronous", size=1))
+    coordinator.stop()
     line = {"name": "n", "level": logging.INFO, "message": "hello"}
 
-    assert push(store, 0, [1.0]).flags & Flag.STOP
-    assert store.heartbeat(0, 1, 1, 0, 5, 0, [line])["stop"]
-    assert 5 == store.members[0].seen_rows
-    assert [line | {"message": "worker 0: hello"}] == store.take_log()
+    assert push(coordinator, 0, [1.0]).flags & Flag.STOP
+    assert coordinator.heartbeat(0, 1, 1, 0, 5, 0, [line])["stop"]
+    assert 5 == coordinator.members[0].seen_rows
+    assert [line | {"message": "worker 0: hello"}] == coordinator.take_log()
 
 
 def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
     """An epoch that is cut short ends after the open round; all workers report and evaluate it."""
-    store = begun(store_of(workers=2, size=1, evaluated=frozenset([0, 1]), metrics=1))
-    first = together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
-    store.end_early(0)
-    store.end_early(0)
-    last = together(lambda: push(store, 0, [1.0], sequence=1), lambda: push(store, 1, [1.0], sequence=1))
+    coordinator = begun(coordinator_of(workers=2, size=1, evaluated=frozenset([0, 1]), metrics=1))
+    first = together(lambda: push(coordinator, 0, [1.0]), lambda: push(coordinator, 1, [1.0]))
+    coordinator.end_early(0)
+    coordinator.end_early(0)
+    last = together(
+        lambda: push(coordinator, 0, [1.0], sequence=1), lambda: push(coordinator, 1, [1.0], sequence=1)
+    )
     said = {"flags": Flag.STOP, "metrics": b"m"}
     gone = together(
-        lambda: give(store, report_of(store, 0, parameters=vector(6.0), **said)),
-        lambda: give(store, report_of(store, 1, **said)),
+        lambda: give(coordinator, report_of(coordinator, 0, parameters=vector(6.0), **said)),
+        lambda: give(coordinator, report_of(coordinator, 1, **said)),
     )
 
     assert [Flag.NONE] * 2 == [reply.flags for reply in first]
     assert all(reply.flags & Flag.STOP for reply in (*last, *gone))
     assert [0, 0] == [reply.evaluate for reply in gone]
-    assert store.wait_epoch(0, 0) is None
+    assert coordinator.wait_epoch(0, 0) is None
     for worker in (0, 1):
-        give(store, update_of(store, worker, kind=Kind.VALIDATION, metrics=b"v"))
-    result = store.wait_epoch(0, 0)
+        give(coordinator, update_of(coordinator, worker, kind=Kind.VALIDATION, metrics=b"v"))
+    result = coordinator.wait_epoch(0, 0)
     assert ([b"m", b"m"], [b"v", b"v"], [6.0]) == (
         result.metrics,
         result.validation,
@@ -689,45 +703,49 @@ def test_an_epoch_that_is_cut_short_ends_with_the_round_under_way():
 
 def test_a_worker_that_is_ahead_evaluates_an_epoch_that_is_cut_short():
     """Without rounds, a worker already in the next epoch evaluates the one that is cut short."""
-    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
-    store.release(0, 0.1)
-    give(store, report_of(store, 0, metrics=b"m"))
-    store.end_early(0)
+    coordinator = begun(
+        coordinator_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1)
+    )
+    coordinator.release(0, 0.1)
+    give(coordinator, report_of(coordinator, 0, metrics=b"m"))
+    coordinator.end_early(0)
 
-    assert push(store, 0, [1.0]).flags & Flag.STOP
+    assert push(coordinator, 0, [1.0]).flags & Flag.STOP
     ahead, ended = together(
-        lambda: give(store, report_of(store, 0, epoch=1, flags=Flag.STOP, metrics=b"x")),
-        lambda: give(store, report_of(store, 1, flags=Flag.STOP, metrics=b"n")),
+        lambda: give(coordinator, report_of(coordinator, 0, epoch=1, flags=Flag.STOP, metrics=b"x")),
+        lambda: give(coordinator, report_of(coordinator, 1, flags=Flag.STOP, metrics=b"n")),
     )
     assert (0, 0) == (ahead.evaluate, ended.evaluate)
-    assert {0: b"m", 1: b"n"} == store.epochs.reports[0].metrics
-    assert 1 not in store.epochs.reports
+    assert {0: b"m", 1: b"n"} == coordinator.epochs.reports[0].metrics
+    assert 1 not in coordinator.epochs.reports
 
 
 def test_a_worker_that_has_not_begun_an_epoch_that_is_cut_short_still_reports_it():
     """Without rounds, a resumed worker is not stopped before it trains in the epoch that is cut short."""
-    store = begun(store_of("asynchronous", size=1))
-    store.end_early(0)
-    resumed = give(store, update_of(store, kind=Kind.RESTORE))
+    coordinator = begun(coordinator_of("asynchronous", size=1))
+    coordinator.end_early(0)
+    resumed = give(coordinator, update_of(coordinator, kind=Kind.RESTORE))
 
     assert not resumed.flags & Flag.STOP
-    assert push(store, 0, [1.0]).flags & Flag.STOP
+    assert push(coordinator, 0, [1.0]).flags & Flag.STOP
 
 
 def test_a_worker_that_is_replaced_in_the_last_evaluation_evaluates():
     """Without rounds, the next attempt of a worker evaluates the epoch cut short before it stops."""
-    store = begun(store_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1))
-    store.release(0, 0.1)
-    store.end_early(0)
+    coordinator = begun(
+        coordinator_of("asynchronous", workers=2, size=1, evaluated=frozenset([0]), metrics=1)
+    )
+    coordinator.release(0, 0.1)
+    coordinator.end_early(0)
     with impatient():
         for worker in (0, 1):
-            give(store, report_of(store, worker, flags=Flag.STOP, metrics=b"m"))
-    store.restart()
-    begun(store, attempt=2)
-    resumed = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+            give(coordinator, report_of(coordinator, worker, flags=Flag.STOP, metrics=b"m"))
+    coordinator.restart()
+    begun(coordinator, attempt=2)
+    resumed = give(coordinator, update_of(coordinator, kind=Kind.RESTORE, attempt=2))
     with impatient():
-        waits = report_of(store, 0, flags=Flag.AWAIT, attempt=2)
-        settled = give(store, waits)
+        waits = report_of(coordinator, 0, flags=Flag.AWAIT, attempt=2)
+        settled = give(coordinator, waits)
 
     assert not resumed.flags & Flag.STOP
     assert 0 == settled.evaluate
@@ -735,14 +753,14 @@ def test_a_worker_that_is_replaced_in_the_last_evaluation_evaluates():
 
 def test_a_repeated_report_does_not_wait_for_the_next_epoch_that_is_cut_short():
     """Without rounds, a worker that repeats its report continues into the epoch that is cut short."""
-    store = begun(store_of("asynchronous", workers=2, size=1))
-    finish_epoch(store)
-    store.end_early(1)
+    coordinator = begun(coordinator_of("asynchronous", workers=2, size=1))
+    finish_epoch(coordinator)
+    coordinator.end_early(1)
     with impatient():
-        repeated = give(store, report_of(store, 0))
+        repeated = give(coordinator, report_of(coordinator, 0))
 
     assert not repeated.flags & (Flag.STOP | Flag.AGAIN)
-    assert push(store, 0, [1.0], epoch=1).flags & Flag.STOP
+    assert push(coordinator, 0, [1.0], epoch=1).flags & Flag.STOP
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
@@ -750,29 +768,31 @@ def test_a_repeated_report_does_not_wait_for_the_next_epoch_that_is_cut_short():
 def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, restarts):
     """A restart during an evaluation keeps the trained epoch with its losses, and evaluates it again."""
     shape = {"evaluated": frozenset([0, 1]), "metrics": 1, "optimizer": 2}
-    store = begun(store_of(workers=2, size=1, joint=joint, **shape))
-    together(lambda: push(store, 0, [1.0]), lambda: push(store, 1, [1.0]))
-    losses = list(store.aggregation.losses)
+    coordinator = begun(coordinator_of(workers=2, size=1, joint=joint, **shape))
+    together(lambda: push(coordinator, 0, [1.0]), lambda: push(coordinator, 1, [1.0]))
+    losses = list(coordinator.aggregation.losses)
     together(
-        lambda: give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", metrics=b"m")),
-        lambda: give(store, report_of(store, 1, metrics=b"n")),
+        lambda: give(
+            coordinator, report_of(coordinator, 0, parameters=vector(6.0), state=b"op", metrics=b"m")
+        ),
+        lambda: give(coordinator, report_of(coordinator, 1, metrics=b"n")),
     )
     with impatient():
-        give(store, update_of(store, 1, kind=Kind.VALIDATION, metrics=b"v"))
+        give(coordinator, update_of(coordinator, 1, kind=Kind.VALIDATION, metrics=b"v"))
     for _ in range(restarts):
-        store.restart()
-        begins = outcomes_of(store, [RowsHeld(10)] * 2)
+        coordinator.restart()
+        begins = outcomes_of(coordinator, [RowsHeld(10)] * 2)
         waiting = together(
-            *(lambda k=k: give(store, report_of(store, k, flags=Flag.AWAIT)) for k in range(2))
+            *(lambda k=k: give(coordinator, report_of(coordinator, k, flags=Flag.AWAIT)) for k in range(2))
         )
 
     assert [1, 1] == [begin["epoch"] for begin in begins]
     assert [0, 0] == [reply.evaluate for reply in waiting]
-    assert store.wait_epoch(0, 0) is None
+    assert coordinator.wait_epoch(0, 0) is None
     with impatient():
         for worker in range(2):
-            give(store, update_of(store, worker, kind=Kind.VALIDATION, metrics=b"v"))
-    result = store.wait_epoch(0, 0)
+            give(coordinator, update_of(coordinator, worker, kind=Kind.VALIDATION, metrics=b"v"))
+    result = coordinator.wait_epoch(0, 0)
     assert ([b"m", b"n"], [b"v", b"v"], 20) == (result.metrics, result.validation, result.rows)
     assert losses == result.losses
     assert b"op" == result.snapshot.state(0)
@@ -781,45 +801,45 @@ def test_a_worker_that_is_lost_in_an_evaluation_costs_the_evaluation(joint, rest
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_stopped_run_has_its_last_merge(mode):
     """A stopped run returns the center of its last merge, and the progress that this merge counts for."""
-    store = begun(store_of(mode, size=1))
-    push(store, 0, [4.0])
-    store.stop()
-    snapshot = store.stopped_snapshot()
+    coordinator = begun(coordinator_of(mode, size=1))
+    push(coordinator, 0, [4.0])
+    coordinator.stop()
+    snapshot = coordinator.stopped_snapshot()
 
     assert [4.0] == snapshot.parameters.tolist()
-    assert 0 < store.progress == snapshot.progress
+    assert 0 < coordinator.progress == snapshot.progress
 
 
-def test_a_stopped_gang_of_replicas_tells_its_weights():
+def test_a_stopped_worker_group_of_replicas_tells_its_weights():
     """A stopped run of replicas returns the weights that worker 0 reports."""
-    store = begun(store_of(workers=1, size=1, optimizer=2))
-    before = store.stopped_snapshot()
-    store.stop()
-    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
-    snapshot = store.stopped_snapshot()
+    coordinator = begun(coordinator_of(workers=1, size=1, optimizer=2))
+    before = coordinator.stopped_snapshot()
+    coordinator.stop()
+    give(coordinator, report_of(coordinator, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
+    snapshot = coordinator.stopped_snapshot()
 
     assert [0.0] == before.parameters.tolist()
     assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(0))
 
 
-def test_a_stopped_gang_of_replicas_tells_its_weights_on_a_full_disk(monkeypatch):
+def test_a_stopped_worker_group_of_replicas_tells_its_weights_on_a_full_disk(monkeypatch):
     """A stopped run of replicas returns its last weights, even if no temporary file can be written."""
-    store = begun(store_of(workers=1, size=1, optimizer=2))
+    coordinator = begun(coordinator_of(workers=1, size=1, optimizer=2))
     monkeypatch.setattr(state, "IN_MEMORY", 1)
     monkeypatch.setattr(state, "TemporaryFile", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    store.stop()
-    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
-    snapshot = store.stopped_snapshot()
+    coordinator.stop()
+    give(coordinator, report_of(coordinator, 0, parameters=vector(6.0), state=b"op", flags=Flag.STOP))
+    snapshot = coordinator.stopped_snapshot()
 
     assert ([6.0], b"op") == (snapshot.parameters.tolist(), snapshot.state(0))
 
 
-def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
+def test_a_worker_group_that_stops_behind_an_epochs_end_has_that_epoch():
     """A run stopped after an epoch's end returns that epoch's snapshot, taken by the driver or not."""
-    store = begun(store_of(workers=1, size=1, optimizer=2))
-    store.stop()
-    give(store, report_of(store, 0, parameters=vector(6.0), state=b"op"))
-    snapshot = store.stopped_snapshot()
+    coordinator = begun(coordinator_of(workers=1, size=1, optimizer=2))
+    coordinator.stop()
+    give(coordinator, report_of(coordinator, 0, parameters=vector(6.0), state=b"op"))
+    snapshot = coordinator.stopped_snapshot()
 
     assert (1, [6.0], b"op") == (snapshot.epoch, snapshot.parameters.tolist(), snapshot.state(0))
 
@@ -839,42 +859,42 @@ def test_a_gang_that_stops_behind_an_epochs_end_has_that_epoch():
 )
 def test_what_fails_a_run_is_the_attempt_that_is_at_work(attempt, silent, lost, counts):
     """Only a worker's active attempt, its successor, or a task that deals rows (-1) may fail the run."""
-    store = store_of("asynchronous", workers=3, goes_on=True, stall=60.0, silence=3.0)
-    set_clock = moved(store)
-    begun(store, attempt=2)
+    coordinator = coordinator_of("asynchronous", workers=3, goes_on=True, stall=60.0, silence=3.0)
+    set_clock = moved(coordinator)
+    begun(coordinator, attempt=2)
     if lost:
-        with store.changed:
-            store.lose(1, "Worker 1 has said nothing.")
+        with coordinator.changed:
+            coordinator.lose(1, "Worker 1 has said nothing.")
     set_clock(silent)
 
     if counts:
-        store.fail_of(1, 1, attempt, SparkDLError("broken"))
+        coordinator.fail_of(1, 1, attempt, SparkDLError("broken"))
     else:
         with pytest.raises(RefusedError):
-            store.fail_of(1, 1, attempt, SparkDLError("broken"))
+            coordinator.fail_of(1, 1, attempt, SparkDLError("broken"))
 
-    assert (store.failure is not None) is counts
+    assert (coordinator.failure is not None) is counts
 
 
 def test_a_report_that_cannot_be_kept_is_not_booked(monkeypatch):
     """A report that cannot be stored is not recorded, and the run fails."""
-    store = begun(store_of("asynchronous", workers=1, optimizer=2, epochs=3))
-    monkeypatch.setattr(state, "spooled", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    coordinator = begun(coordinator_of("asynchronous", workers=1, optimizer=2, epochs=3))
+    monkeypatch.setattr(state, "in_file", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        give(store, report_of(store, 0, state=b"op"))
+        give(coordinator, report_of(coordinator, 0, state=b"op"))
 
-    assert 0 not in store.epochs.reports or not store.epochs.reports[0].metrics
-    assert isinstance(store.failure, ClusterError)
+    assert 0 not in coordinator.epochs.reports or not coordinator.epochs.reports[0].metrics
+    assert isinstance(coordinator.failure, ClusterError)
 
 
 def test_a_snapshot_that_a_slow_disk_refuses_fails_the_run_by_name(monkeypatch):
     """A time-out of a file, unlike one of a worker's socket, fails the run."""
-    store = begun(store_of("asynchronous", workers=1, epochs=3))
+    coordinator = begun(coordinator_of("asynchronous", workers=1, epochs=3))
     monkeypatch.setattr(snapshots, "kept", mock.Mock(side_effect=TimeoutError(110, "Connection timed out")))
     with pytest.raises(TimeoutError):
-        give(store, report_of(store, 0))
+        give(coordinator, report_of(coordinator, 0))
 
-    assert "The parameter endpoint failed: TimeoutError: [Errno 110]" in str(store.failure)
+    assert "The parameter endpoint failed: TimeoutError: [Errno 110]" in str(coordinator.failure)
 
 
 class Fails(Sum):
@@ -898,59 +918,62 @@ class FailsInRounds(Fails):
 
 def test_an_update_whose_rule_fails_is_not_counted():
     """An update whose rule fails is not counted, neither in the center and ledger nor in a snapshot."""
-    store = begun(store_of("asynchronous", workers=2, size=1, merge=Fails(2)))
-    push(store, 0, [1.0])
-    before = state_of(store)
+    coordinator = begun(coordinator_of("asynchronous", workers=2, size=1, merge=Fails(2)))
+    push(coordinator, 0, [1.0])
+    before = state_of(coordinator)
     with pytest.raises(RuleError, match="too much"):
-        push(store, 0, [2.0], sequence=1)
-    failure = store.failure
-    store.state.failure = None
-    store.request_snapshot()
+        push(coordinator, 0, [2.0], sequence=1)
+    failure = coordinator.failure
+    coordinator.state.failure = None
+    coordinator.request_snapshot()
 
     assert isinstance(failure, RuleError)
-    assert before == state_of(store)
-    assert {0: 0} == store.newest_snapshot.ledger
-    assert [1.0] == store.stopped_snapshot().parameters.tolist()
+    assert before == state_of(coordinator)
+    assert {0: 0} == coordinator.newest_snapshot.ledger
+    assert [1.0] == coordinator.stopped_snapshot().parameters.tolist()
 
 
 def test_an_update_that_is_merged_in_part_is_in_nothing_that_is_kept(monkeypatch):
     """If a hogwild merge fails half-way, the run ends with its last snapshot and merges nothing further."""
     monkeypatch.setattr(limits, "STRIPE", 2)
-    store = begun(store_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
-    push(store, 0, [1.0] * 4)
-    finish_epoch(store)
+    coordinator = begun(coordinator_of("hogwild", workers=2, size=4, merge=Fails(4), epochs=3))
+    push(coordinator, 0, [1.0] * 4)
+    finish_epoch(coordinator)
     with pytest.raises(RuleError):
-        push(store, 0, [2.0] * 4, sequence=1)
+        push(coordinator, 0, [2.0] * 4, sequence=1)
 
-    assert store.broken
-    assert [1.0] * 4 == store.stopped_snapshot().parameters.tolist()
-    assert 409 == status_of(lambda: push(store, 1, [1.0] * 4))
-    assert store.wait_epoch(1, 0) is None
-    store.restart()
-    assert isinstance(store.failure, RuleError)
+    assert coordinator.broken
+    assert [1.0] * 4 == coordinator.stopped_snapshot().parameters.tolist()
+    assert 409 == status_of(lambda: push(coordinator, 1, [1.0] * 4))
+    assert coordinator.wait_epoch(1, 0) is None
+    coordinator.restart()
+    assert isinstance(coordinator.failure, RuleError)
 
 
 def test_a_round_that_fails_as_it_closes_is_not_closed_again():
     """If a round fails as it closes, waiting workers are refused, and the run ends with the state before."""
-    store = begun(store_of(joint=False, workers=2, size=1, merge=FailsInRounds(2)))
-    round_of(store, 0)
-    outcomes = round_of(store, 1)
+    coordinator = begun(coordinator_of(joint=False, workers=2, size=1, merge=FailsInRounds(2)))
+    round_of(coordinator, 0)
+    outcomes = round_of(coordinator, 1)
 
     assert {RuleError, RefusedError} == {type(outcome) for outcome in outcomes}
-    assert store.broken
-    assert (0, [0.0]) == (store.stopped_snapshot().version, store.stopped_snapshot().parameters.tolist())
-    assert isinstance(store.failure, RuleError)
+    assert coordinator.broken
+    assert (0, [0.0]) == (
+        coordinator.stopped_snapshot().version,
+        coordinator.stopped_snapshot().parameters.tolist(),
+    )
+    assert isinstance(coordinator.failure, RuleError)
 
 
 def test_a_failure_that_stays_comes_before_a_lost_worker():
     """Another failure takes precedence over a lost worker, for which the worker group would be restarted."""
-    store = begun(store_of())
+    coordinator = begun(coordinator_of())
     failure = SparkDLError("broken")
-    store.fail(1, WorkerLostError("lost"))
-    store.fail(1, failure)
-    store.fail(1, WorkerLostError("lost"))
+    coordinator.fail(1, WorkerLostError("lost"))
+    coordinator.fail(1, failure)
+    coordinator.fail(1, WorkerLostError("lost"))
 
-    assert store.failure is failure
+    assert coordinator.failure is failure
 
 
 STALE = {
@@ -985,205 +1008,213 @@ def test_what_was_on_its_way_when_its_attempt_was_over_changes_nothing(name, com
     """A request admitted before a newer attempt or a restart is refused afterwards, and changes nothing."""
     mode, fields = STALE[name]
     joint = fields.get("kind") is Kind.GRADIENT
-    store = begun(store_of(mode, joint=joint, workers=2, goes_on=True))
-    update = update_of(store, 0, **fields)
-    store.admit(update, lengths_of(update))
+    coordinator = begun(coordinator_of(mode, joint=joint, workers=2, goes_on=True))
+    update = update_of(coordinator, 0, **fields)
+    coordinator.admit(update, lengths_of(update))
     if comes == "attempt":
-        store.join(0, 1, 2, "host", 2)
+        coordinator.join(0, 1, 2, "host", 2)
     else:
-        store.restart()
-    before, shares = state_of(store), dict(store.rebalance.shares)
+        coordinator.restart()
+    before, shares = state_of(coordinator), dict(coordinator.rebalance.shares)
 
     with impatient():
-        assert 409 == status_of(lambda: store.exchange(update, lambda: update))
+        assert 409 == status_of(lambda: coordinator.exchange(update, lambda: update))
 
-    assert before == state_of(store)
-    assert (shares, {}) == (store.rebalance.shares, store.rebalance.given)
+    assert before == state_of(coordinator)
+    assert (shares, {}) == (coordinator.rebalance.shares, coordinator.rebalance.given)
 
 
 def test_an_epoch_is_not_released_at_an_older_rate():
     """A late release of an older epoch does not change the released epoch or the learning rate."""
-    store = begun(store_of("asynchronous", epochs=3))
-    store.release(1, 0.1)
-    store.release(0, 0.5)
+    coordinator = begun(coordinator_of("asynchronous", epochs=3))
+    coordinator.release(1, 0.1)
+    coordinator.release(0, 0.5)
 
-    assert (2, 0.1) == (store.released, store.schedule.learning_rate)
+    assert (2, 0.1) == (coordinator.released, coordinator.schedule.learning_rate)
 
 
 def test_the_first_failure_of_a_generation_counts():
     """Only the first failure of the current generation counts."""
-    store = store_of()
+    coordinator = coordinator_of()
     first, second = SparkDLError("first"), SparkDLError("second")
-    store.fail(0, second)
-    store.fail(1, first)
-    store.fail(1, second)
+    coordinator.fail(0, second)
+    coordinator.fail(1, first)
+    coordinator.fail(1, second)
 
-    assert store.failure is first
-    assert store.wait_epoch(0, 60) is None
-    store.restart()
-    assert store.failure is None
+    assert coordinator.failure is first
+    assert coordinator.wait_epoch(0, 60) is None
+    coordinator.restart()
+    assert coordinator.failure is None
 
 
 def test_a_restart_rolls_rounds_back_to_the_cut():
     """A restart in rounds restores center, version, progress, reports and losses of the last epoch's end."""
-    store = begun(store_of(joint=False, workers=1, size=1, epochs=3, optimizer=2, generators=1))
+    coordinator = begun(coordinator_of(joint=False, workers=1, size=1, epochs=3, optimizer=2, generators=1))
     for sequence in range(3):
-        push(store, 0, [1.0], sequence=sequence, base_version=sequence)
-    finish_epoch(store, state=b"ost"[:3])
-    push(store, 0, [1.0], sequence=3, base_version=3)
-    generation = store.restart()
+        push(coordinator, 0, [1.0], sequence=sequence, base_version=sequence)
+    finish_epoch(coordinator, state=b"ost"[:3])
+    push(coordinator, 0, [1.0], sequence=3, base_version=3)
+    generation = coordinator.restart()
 
     assert (2, 3, 3, {}, [], 3.0) == (
         generation,
-        store.aggregation.next_sequence(0),
-        store.aggregation.version,
-        store.epochs.reports,
-        store.aggregation.losses,
-        store.progress,
+        coordinator.aggregation.next_sequence(0),
+        coordinator.aggregation.version,
+        coordinator.epochs.reports,
+        coordinator.aggregation.losses,
+        coordinator.progress,
     )
-    assert [3.0] == store.aggregation.parameters.tolist()
-    begun(store, attempt=2)
-    restored = give(store, update_of(store, kind=Kind.RESTORE, attempt=2))
+    assert [3.0] == coordinator.aggregation.parameters.tolist()
+    begun(coordinator, attempt=2)
+    restored = give(coordinator, update_of(coordinator, kind=Kind.RESTORE, attempt=2))
     assert (b"ost", [3.0], 3) == (restored.state, restored.parameters.tolist(), restored.version)
 
 
-def cut_of(store, worker, sequence, **fields):
-    return update_of(store, worker, kind=Kind.STATE, sequence=sequence, rows=4, **fields)
+def cut_of(coordinator, worker, sequence, **fields):
+    return update_of(coordinator, worker, kind=Kind.STATE, sequence=sequence, rows=4, **fields)
 
 
 def test_a_cut_in_the_middle_of_an_epoch_is_what_all_workers_were():
     """A snapshot within an epoch holds the reported states of all workers, and a restart uses it."""
-    store = begun(
-        store_of(joint=False, merge="average", workers=2, size=1, metrics=1, snapshot_intervals=(2,))
+    coordinator = begun(
+        coordinator_of(joint=False, merge="average", workers=2, size=1, metrics=1, snapshot_intervals=(2,))
     )
-    replies = [round_of(store, sequence) for sequence in range(2)]
+    replies = [round_of(coordinator, sequence) for sequence in range(2)]
     assert [[False, False], [True, True]] == [
         [bool(r.flags & Flag.SEND_STATE) for r in each] for each in replies
     ]
-    give(store, cut_of(store, 0, 2, metrics=b"a"))
-    assert (0, 0) == (store.snapshot.epoch, store.snapshot.place)
-    give(store, cut_of(store, 0, 2, metrics=b"a"))
-    give(store, cut_of(store, 1, 2, metrics=b"b"))
-    give(store, cut_of(store, 1, 2, metrics=b"c"))  # again, too late
-    assert (0, 2, {0: b"a", 1: b"b"}) == (store.snapshot.epoch, store.snapshot.place, store.snapshot.metrics)
-
-    progress = store.progress
-    (last, *_) = round_of(store, 2)  # the last round of this epoch, whose end is a snapshot anyway
-    assert not last.flags & Flag.SEND_STATE
-    store.restart()
-    assert ([2.0], 2, [1.0, 1.0], progress) == (
-        store.aggregation.parameters.tolist(),
-        store.aggregation.round,
-        store.aggregation.losses,
-        store.progress,
+    give(coordinator, cut_of(coordinator, 0, 2, metrics=b"a"))
+    assert (0, 0) == (coordinator.snapshot.epoch, coordinator.snapshot.place)
+    give(coordinator, cut_of(coordinator, 0, 2, metrics=b"a"))
+    give(coordinator, cut_of(coordinator, 1, 2, metrics=b"b"))
+    give(coordinator, cut_of(coordinator, 1, 2, metrics=b"c"))  # again, too late
+    assert (0, 2, {0: b"a", 1: b"b"}) == (
+        coordinator.snapshot.epoch,
+        coordinator.snapshot.place,
+        coordinator.snapshot.metrics,
     )
-    begun(store, attempt=2)
-    restored = give(store, update_of(store, 1, kind=Kind.RESTORE, attempt=2))
-    assert (b"b", 2) == (restored.metrics, store.aggregation.next_sequence(1))
+
+    progress = coordinator.progress
+    (last, *_) = round_of(coordinator, 2)  # the last round of this epoch, whose end is a snapshot anyway
+    assert not last.flags & Flag.SEND_STATE
+    coordinator.restart()
+    assert ([2.0], 2, [1.0, 1.0], progress) == (
+        coordinator.aggregation.parameters.tolist(),
+        coordinator.aggregation.round,
+        coordinator.aggregation.losses,
+        coordinator.progress,
+    )
+    begun(coordinator, attempt=2)
+    restored = give(coordinator, update_of(coordinator, 1, kind=Kind.RESTORE, attempt=2))
+    assert (b"b", 2) == (restored.metrics, coordinator.aggregation.next_sequence(1))
 
 
 def test_a_cut_of_replicas_is_what_the_first_of_them_was():
     """A snapshot of replicas within an epoch has the weights of worker 0."""
-    store = begun(store_of(workers=1, size=1, snapshot_intervals=(1,)))
-    push(store, 0, [1.0])
-    give(store, cut_of(store, 0, 1, parameters=vector(7.0)))
+    coordinator = begun(coordinator_of(workers=1, size=1, snapshot_intervals=(1,)))
+    push(coordinator, 0, [1.0])
+    give(coordinator, cut_of(coordinator, 0, 1, parameters=vector(7.0)))
 
-    assert 1 == store.snapshot.place
-    assert store.snapshot.parameters is store.aggregation.parameters
+    assert 1 == coordinator.snapshot.place
+    assert coordinator.snapshot.parameters is coordinator.aggregation.parameters
 
 
 def test_a_cut_waits_for_workers_that_rounds_do_not_wait_for():
     """Hybrid rounds before and during a snapshot wait for all workers."""
-    store = begun(store_of(joint=False, workers=2, size=1, snapshot_intervals=(2,), hybrid=Hybrid(1)))
-    aggregation = store.aggregation
+    coordinator = begun(
+        coordinator_of(joint=False, workers=2, size=1, snapshot_intervals=(2,), hybrid=Hybrid(1))
+    )
+    aggregation = coordinator.aggregation
     with impatient():
-        push(store, 0, [1.0])
+        push(coordinator, 0, [1.0])
         assert 1 == aggregation.round
-        assert Flag.AGAIN == push(store, 0, [1.0], sequence=1).flags
-        push(store, 1, [1.0], sequence=0)  # late
-        assert Flag.SEND_STATE & push(store, 1, [1.0], sequence=1).flags
-        give(store, cut_of(store, 0, 2))
-        assert Flag.AGAIN == push(store, 0, [1.0], sequence=2).flags
-        give(store, cut_of(store, 1, 2))
-        assert not push(store, 0, [1.0], sequence=2).flags & Flag.AGAIN
+        assert Flag.AGAIN == push(coordinator, 0, [1.0], sequence=1).flags
+        push(coordinator, 1, [1.0], sequence=0)  # late
+        assert Flag.SEND_STATE & push(coordinator, 1, [1.0], sequence=1).flags
+        give(coordinator, cut_of(coordinator, 0, 2))
+        assert Flag.AGAIN == push(coordinator, 0, [1.0], sequence=2).flags
+        give(coordinator, cut_of(coordinator, 1, 2))
+        assert not push(coordinator, 0, [1.0], sequence=2).flags & Flag.AGAIN
 
-    assert (0, 2) == (store.snapshot.epoch, store.snapshot.place)
+    assert (0, 2) == (coordinator.snapshot.epoch, coordinator.snapshot.place)
 
 
 def test_a_cut_that_the_end_of_an_epoch_makes_is_waited_for_no_longer():
     """A snapshot requested in the last round of an epoch is not awaited after the epoch's end."""
-    store = begun(store_of(joint=False, workers=2, size=1, hybrid=Hybrid(1)))
+    coordinator = begun(coordinator_of(joint=False, workers=2, size=1, hybrid=Hybrid(1)))
     with impatient():
         for sequence in range(3):
             if sequence == 2:
-                store.request_snapshot()
+                coordinator.request_snapshot()
             for worker in (0, 1):
-                push(store, worker, [1.0], sequence=sequence)
-        finish_epoch(store)
+                push(coordinator, worker, [1.0], sequence=sequence)
+        finish_epoch(coordinator)
 
-        assert not push(store, 0, [1.0], sequence=3).flags & Flag.AGAIN
+        assert not push(coordinator, 0, [1.0], sequence=3).flags & Flag.AGAIN
 
 
 def test_a_run_that_was_taken_up_wants_the_same_rows():
     """A resumed run fails if its rows differ, and the error shows both counts."""
-    store = store_of(workers=2)
-    store.resume(store.snapshot, (RowsHeld(10), RowsHeld(11)))
+    coordinator = coordinator_of(workers=2)
+    coordinator.resume(coordinator.snapshot, (RowsHeld(10), RowsHeld(11)))
 
     with impatient():
-        _, refused = outcomes_of(store, [RowsHeld(10)] * 2)
+        _, refused = outcomes_of(coordinator, [RowsHeld(10)] * 2)
 
     assert refused.status == 422
-    assert isinstance(store.failure, DataError)
+    assert isinstance(coordinator.failure, DataError)
     for rows in ("(10, 10)", "(10, 11)"):
-        assert rows in str(store.failure)
+        assert rows in str(coordinator.failure)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_run_without_rounds_is_taken_up_after_what_was_counted(mode):
     """Without rounds, a resumed run has the center, ledger, reports and newest states of the snapshot."""
-    first = begun(store_of(mode, workers=2, size=1, generators=1))
+    first = begun(coordinator_of(mode, workers=2, size=1, generators=1))
     first.snapshots.committed = replace(first.snapshot, states={0: b"o", 1: b"p"})
     push(first, 0, [2.0])
     with impatient():
         give(first, report_of(first, 0, state=b"n"))
     first.request_snapshot()
     snapshot = replace(first.newest_snapshot, parameters=vector(2.0))
-    store = store_of(mode, workers=2, size=1, generators=1)
-    store.resume(snapshot, (RowsHeld(10),) * 2)
-    begun(store)
+    coordinator = coordinator_of(mode, workers=2, size=1, generators=1)
+    coordinator.resume(snapshot, (RowsHeld(10),) * 2)
+    begun(coordinator)
 
     assert ([2.0], 1, 1, 0) == (
-        store.aggregation.parameters.tolist(),
-        store.aggregation.version,
-        store.aggregation.next_sequence(0),
-        store.aggregation.next_sequence(1),
+        coordinator.aggregation.parameters.tolist(),
+        coordinator.aggregation.version,
+        coordinator.aggregation.next_sequence(0),
+        coordinator.aggregation.next_sequence(1),
     )
-    assert [b"n", b"p"] == [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
-    push(store, 1, [3.0])
+    assert [b"n", b"p"] == [
+        give(coordinator, update_of(coordinator, k, kind=Kind.RESTORE)).state for k in (0, 1)
+    ]
+    push(coordinator, 1, [3.0])
     assert [2.0] == snapshot.parameters.tolist()
-    assert 2.0 < store.aggregation.parameters[0]
+    assert 2.0 < coordinator.aggregation.parameters[0]
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode):
     """A snapshot without rounds has each worker's state as reported after the snapshot before."""
     shape = {"workers": 2, "size": 1, "generators": 1, "epochs": 4}
-    store = begun(store_of(mode, snapshot_intervals=(2,), **shape))
-    assert not push(store, 0, [1.0]).flags
-    assert Flag.SEND_STATE == push(store, 1, [1.0]).flags  # the second update
-    give(store, cut_of(store, 1, 1, state=b"b"))
-    assert Flag.SEND_STATE == push(store, 0, [1.0], sequence=1).flags
-    give(store, cut_of(store, 0, 2, state=b"a"))
-    assert Flag.SEND_STATE == push(store, 1, [1.0], sequence=1).flags  # the fourth
-    give(store, cut_of(store, 1, 2, state=b"c"))
-    give(store, cut_of(store, 1, 1, state=b"b"))  # again, too late
-    assert not push(store, 0, [1.0], sequence=2).flags  # it will report the epoch
+    coordinator = begun(coordinator_of(mode, snapshot_intervals=(2,), **shape))
+    assert not push(coordinator, 0, [1.0]).flags
+    assert Flag.SEND_STATE == push(coordinator, 1, [1.0]).flags  # the second update
+    give(coordinator, cut_of(coordinator, 1, 1, state=b"b"))
+    assert Flag.SEND_STATE == push(coordinator, 0, [1.0], sequence=1).flags
+    give(coordinator, cut_of(coordinator, 0, 2, state=b"a"))
+    assert Flag.SEND_STATE == push(coordinator, 1, [1.0], sequence=1).flags  # the fourth
+    give(coordinator, cut_of(coordinator, 1, 2, state=b"c"))
+    give(coordinator, cut_of(coordinator, 1, 1, state=b"b"))  # again, too late
+    assert not push(coordinator, 0, [1.0], sequence=2).flags  # it will report the epoch
 
-    assert {0: b"a", 1: b"b"} == store.newest_snapshot.states
-    other = store_of(mode, **shape)
-    other.resume(store.newest_snapshot, (RowsHeld(10),) * 2)
-    store.restart()
-    for each, states in ((other, [b"a", b"b"]), (store, [b"a", b"c"])):
+    assert {0: b"a", 1: b"b"} == coordinator.newest_snapshot.states
+    other = coordinator_of(mode, **shape)
+    other.resume(coordinator.newest_snapshot, (RowsHeld(10),) * 2)
+    coordinator.restart()
+    for each, states in ((other, [b"a", b"b"]), (coordinator, [b"a", b"c"])):
         begun(each, attempt=2)
         restored = [give(each, update_of(each, k, kind=Kind.RESTORE, attempt=2)) for k in (0, 1)]
         assert states == [reply.state for reply in restored]
@@ -1192,33 +1223,33 @@ def test_what_is_noted_has_of_each_worker_what_it_was_after_the_note_before(mode
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_an_epoch_that_was_over_when_it_was_noted_ends_once_the_workers_are_there(mode):
     """An epoch that was over when a snapshot was made ends once the workers of the resumed run are ready."""
-    first = begun(store_of(mode, workers=2, size=1))
+    first = begun(coordinator_of(mode, workers=2, size=1))
     with impatient():
         for worker in (0, 1):
             give(first, report_of(first, worker))
     first.request_snapshot()
-    store = store_of(mode, workers=2, size=1)
-    store.resume(first.newest_snapshot, (RowsHeld(10),) * 2)
-    store.release(0, NEVER)
+    coordinator = coordinator_of(mode, workers=2, size=1)
+    coordinator.resume(first.newest_snapshot, (RowsHeld(10),) * 2)
+    coordinator.release(0, NEVER)
 
-    assert store.wait_epoch(0, 0) is None
-    begun(store)
-    assert store.wait_epoch(0, 0).rows == 20
+    assert coordinator.wait_epoch(0, 0) is None
+    begun(coordinator)
+    assert coordinator.wait_epoch(0, 0).rows == 20
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_what_is_noted_stays_as_it_was(mode):
     """A report that arrives after a snapshot was made does not change it."""
-    store = begun(store_of(mode, workers=2, size=1))
+    coordinator = begun(coordinator_of(mode, workers=2, size=1))
     with impatient():
-        give(store, report_of(store, 0))
-        store.request_snapshot()
-        snapshot = store.newest_snapshot
-        push(store, 1, [2.0])
-        give(store, report_of(store, 1))
+        give(coordinator, report_of(coordinator, 0))
+        coordinator.request_snapshot()
+        snapshot = coordinator.newest_snapshot
+        push(coordinator, 1, [2.0])
+        give(coordinator, report_of(coordinator, 1))
     assert ([0], 10) == (list(snapshot.reports[0].metrics), snapshot.reports[0].rows)
 
-    other = store_of(mode, workers=2, size=1)
+    other = coordinator_of(mode, workers=2, size=1)
     other.resume(snapshot, (RowsHeld(10),) * 2)
     with impatient():
         give(begun(other), report_of(other, 1))
@@ -1228,14 +1259,14 @@ def test_what_is_noted_stays_as_it_was(mode):
 @pytest.mark.parametrize("generators", [0, 1])
 def test_every_replica_gets_the_common_optimizer_state_back(generators):
     """Every replica is restored with worker 0's optimizer state and its own random generators."""
-    store = begun(store_of(workers=2, size=1, optimizer=2, generators=generators))
+    coordinator = begun(coordinator_of(workers=2, size=1, optimizer=2, generators=generators))
     with impatient():
-        give(store, report_of(store, 0, parameters=vector(1.0), state=b"opA"[: 2 + generators]))
-        give(store, report_of(store, 1, state=b"B"[:generators]))
-    store.commit(store.wait_epoch(0, 0).snapshot)
-    store.restart()
-    begun(store)
-    states = [give(store, update_of(store, k, kind=Kind.RESTORE)).state for k in (0, 1)]
+        give(coordinator, report_of(coordinator, 0, parameters=vector(1.0), state=b"opA"[: 2 + generators]))
+        give(coordinator, report_of(coordinator, 1, state=b"B"[:generators]))
+    coordinator.commit(coordinator.wait_epoch(0, 0).snapshot)
+    coordinator.restart()
+    begun(coordinator)
+    states = [give(coordinator, update_of(coordinator, k, kind=Kind.RESTORE)).state for k in (0, 1)]
 
     assert [b"opA"[: 2 + generators], b"opB"[: 2 + generators]] == states
 
@@ -1243,16 +1274,16 @@ def test_every_replica_gets_the_common_optimizer_state_back(generators):
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_a_restart_takes_back_nothing_that_was_merged_one_by_one(mode):
     """Without rounds, a restart keeps the center, and workers continue after their last counted update."""
-    store = begun(store_of(mode, size=1))
-    push(store, 0, [2.0])
-    old = update_of(store, 1, [5.0])
-    store.restart()
+    coordinator = begun(coordinator_of(mode, size=1))
+    push(coordinator, 0, [2.0])
+    old = update_of(coordinator, 1, [5.0])
+    coordinator.restart()
 
-    assert 409 == status_of(lambda: give(store, old))
+    assert 409 == status_of(lambda: give(coordinator, old))
     assert ([2.0], 1, 0) == (
-        store.aggregation.parameters.tolist(),
-        store.aggregation.next_sequence(0),
-        store.aggregation.next_sequence(1),
+        coordinator.aggregation.parameters.tolist(),
+        coordinator.aggregation.next_sequence(0),
+        coordinator.aggregation.next_sequence(1),
     )
 
 
@@ -1260,8 +1291,8 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
     """A large worker state is kept in an unnamed file, not in the driver's memory."""
     monkeypatch.setattr("sparkdl.server.state.IN_MEMORY", 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = begun(store_of(workers=1, size=1, optimizer=5000))
-    result = finish_epoch(store, parameters=vector(1.0), state=b"s" * 5000)
+    coordinator = begun(coordinator_of(workers=1, size=1, optimizer=5000))
+    result = finish_epoch(coordinator, parameters=vector(1.0), state=b"s" * 5000)
 
     assert b"s" * 5000 == result.snapshot.state(0)
     assert not isinstance(result.snapshot.states[0], bytes)
@@ -1270,33 +1301,33 @@ def test_a_large_state_is_kept_in_a_file_without_a_name(tmp_path, monkeypatch):
 
 def test_what_comes_again_late_moves_nobody():
     """Late repetitions of messages do not change the training clock of a worker."""
-    store = begun(store_of("asynchronous", workers=2, staleness=9, epochs=2))
-    clocks, report = store.aggregation.clocks, report_of(store, 0, epoch=0, sequence=1)
+    coordinator = begun(coordinator_of("asynchronous", workers=2, staleness=9, epochs=2))
+    clocks, report = coordinator.aggregation.clocks, report_of(coordinator, 0, epoch=0, sequence=1)
 
     def come_again():
-        store.join(0, 1, 1, "host", 1)
-        store.ready(0, 1, 1, 10, 0, {})
+        coordinator.join(0, 1, 1, "host", 1)
+        coordinator.ready(0, 1, 1, 10, 0, {})
 
     with impatient():
-        push(store, 0, np.ones(5))
+        push(coordinator, 0, np.ones(5))
         come_again()
         assert {0: 1, 1: 0} == clocks
 
-        give(store, report)
-        push(store, 0, np.ones(5), epoch=1, sequence=2)
+        give(coordinator, report)
+        push(coordinator, 0, np.ones(5), epoch=1, sequence=2)
         for late in (report, awaiting(report)):
-            give(store, late)
+            give(coordinator, late)
             assert {0: 1, 1: 0} == clocks
 
-        give(store, report_of(store, 0, epoch=1, sequence=3))
-        give(store, report)
+        give(coordinator, report_of(coordinator, 0, epoch=1, sequence=3))
+        give(coordinator, report)
         come_again()
         assert {1: 0} == clocks
 
 
 def store_of_client():
     """Return a coordinator as the client of a hosted run has it."""
-    shape = store_of().shape
+    shape = coordinator_of().shape
     return RemoteCoordinator(HostedRun(shape, None, EMPTY, EMPTY, None, "secret", False, None), None)
 
 
@@ -1309,11 +1340,13 @@ def python_handles_interrupts():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: begun(store_of("asynchronous", workers=1)), store_of_client], ids=["own", "of a client"]
+    "make",
+    [lambda: begun(coordinator_of("asynchronous", workers=1)), store_of_client],
+    ids=["own", "of a client"],
 )
 def test_an_interrupt_leaves_no_lock_behind(make, python_handles_interrupts):
     """Ctrl-C between taking and releasing the lock is deferred, and the driver raises it afterwards."""
-    store, pressed = make(), []
+    coordinator, pressed = make(), []
 
     def press(_frame, event, function):
         if event == "c_return" and getattr(function, "__name__", "") == "__enter__" and not pressed:
@@ -1323,10 +1356,10 @@ def test_an_interrupt_leaves_no_lock_behind(make, python_handles_interrupts):
     def work():
         sys.setprofile(press)
         try:
-            store.wait_epoch(0, 0)
+            coordinator.wait_epoch(0, 0)
         finally:
             sys.setprofile(None)
-        assert ["free"] == together(lambda: store.stop() or "free")
+        assert ["free"] == together(lambda: coordinator.stop() or "free")
         interrupts.check()
         pytest.fail("The interrupt was lost.")
 

@@ -27,9 +27,9 @@ import cheroot.workers.threadpool
 import cheroot.wsgi
 import numpy as np
 import pytest
+from coordinators import LAYOUT, begun, coordinator_of, state_of, update_of
 from leaks import listening
 from relay import RESET
-from stores import LAYOUT, begun, state_of, store_of, update_of
 
 from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.errors import ADVICE, ClusterError, DataError, RefusedError, WorkerError, WorkerLostError
@@ -89,8 +89,8 @@ class TlsSocket(Socket):
 
 
 @pytest.fixture
-def store():
-    return begun(store_of("asynchronous", workers=2, metrics=1))
+def coordinator():
+    return begun(coordinator_of("asynchronous", workers=2, metrics=1))
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def traffic():
 
 
 @pytest.fixture
-def app(store, traffic):
-    return make_app(store, "secret", traffic)
+def app(coordinator, traffic):
+    return make_app(coordinator, "secret", traffic)
 
 
 class Served:
@@ -150,9 +150,9 @@ def test_a_ping_says_that_the_token_is_right(endpoint):
     assert (204, b"") == endpoint.request("GET", "/v1/ping")[::2]
 
 
-def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
+def test_an_update_is_answered_by_a_reply(endpoint, coordinator, traffic):
     """A reply has the header and sections it announces, and its bytes are counted in both directions."""
-    body = message(update_of(store, 0, np.ones(5)))
+    body = message(update_of(coordinator, 0, np.ones(5)))
     status, _, answer = endpoint.request("POST", "/v1/exchange", body)
     reply = messages.fill(
         *messages.decode_reply(answer[: messages.REPLY.size]), answer[messages.REPLY.size :]
@@ -163,12 +163,12 @@ def test_an_update_is_answered_by_a_reply(endpoint, store, traffic):
     assert (len(body), len(answer)) == traffic.of_worker(0)
 
 
-def test_a_worker_joins_and_is_told_where_to_begin(endpoint, store):
+def test_a_worker_joins_and_is_told_where_to_begin(endpoint, coordinator):
     """A worker that joins learns the rows of all workers once they are ready."""
-    store.restart()
+    coordinator.restart()
     for worker in (0, 1):
         assert 200 == endpoint.request("POST", "/v1/join", joining(worker=worker, generation=2))[0]
-    store.members[1].held = RowsHeld(10)
+    coordinator.members[1].held = RowsHeld(10)
     ready = {"generation": 2, "rows": 10, "validation_rows": 0, "notes": {}, "fingerprint": [0, 0]}
     status, _, body = endpoint.request("POST", "/v1/ready", json.dumps(WHO | ready).encode())
 
@@ -196,16 +196,16 @@ def beat(*log, **fields):
     ).encode()
 
 
-def test_a_heartbeat_is_noted(endpoint, store):
+def test_a_heartbeat_is_noted(endpoint, coordinator):
     """A heartbeat records a worker's progress and its log entries."""
     status, _, body = endpoint.request("POST", "/v1/heartbeat", beat(LOGGED))
 
     assert (200, False) == (status, json.loads(body)["stop"])
-    assert (1, 7) == (store.members[0].epoch, store.members[0].seen_rows)
-    assert [LOGGED | {"message": "worker 0: hello"}] == store.take_log()
+    assert (1, 7) == (coordinator.members[0].epoch, coordinator.members[0].seen_rows)
+    assert [LOGGED | {"message": "worker 0: hello"}] == coordinator.take_log()
 
 
-def test_times_of_a_worker_are_noted(endpoint, store):
+def test_times_of_a_worker_are_noted(endpoint, coordinator):
     """A heartbeat records a worker's seconds by activity, and traced intervals on the driver's clock."""
     endpoint.request(
         "POST",
@@ -213,24 +213,24 @@ def test_times_of_a_worker_are_noted(endpoint, store):
         beat(seconds=[1.0, 2.0, 0.5, 0.25, 0.0], intervals=[[1, 3.5, 0.5]], ahead=1.0),
     )
 
-    assert [1.0, 2.0, 0.5, 0.25, 0.0] == store.members[0].seconds
-    assert [(0, ("compute", 4.5, 0.5))] == store.intervals
+    assert [1.0, 2.0, 0.5, 0.25, 0.0] == coordinator.members[0].seconds
+    assert [(0, ("compute", 4.5, 0.5))] == coordinator.intervals
 
 
-def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, store):
+def test_metric_states_of_the_epoch_under_way_and_of_the_one_before_are_kept(endpoint, coordinator):
     """Heartbeats keep the newest metric states of the current epoch and of the one before."""
     for running in ([0, 3, "YQ=="], [0, 5, "Yg=="], [], [1, 2, "Yw=="]):
         endpoint.request("POST", "/v1/heartbeat", beat(running=running))
 
-    assert [(0, 5, b"b"), (1, 2, b"c")] == store.members[0].running
+    assert [(0, 5, b"b"), (1, 2, b"c")] == coordinator.members[0].running
 
 
-def test_what_was_sent_again_is_counted_once(endpoint, store):
+def test_what_was_sent_again_is_counted_once(endpoint, coordinator):
     """Repeated or late heartbeats count no retry twice, and a new attempt begins at zero."""
     for retries in (2, 2, 5, 2):
         endpoint.request("POST", "/v1/heartbeat", beat(retries=retries))
-    store.restart()
-    begun(store)
+    coordinator.restart()
+    begun(coordinator)
     endpoint.request("POST", "/v1/heartbeat", beat(retries=1, generation=2))
 
     assert 6 == json.loads(endpoint.request("GET", "/v1/status")[2])["retries"]
@@ -247,19 +247,19 @@ FAILURE = WHO | {"worker": 1, "host": "h", "message": "broken", "traceback": "li
         ("lost", WorkerLostError, "broken"),
     ],
 )
-def test_a_failure_reaches_the_driver_as_its_error(endpoint, store, kind, error, text):
+def test_a_failure_reaches_the_driver_as_its_error(endpoint, coordinator, kind, error, text):
     """A failure of data or of a lost worker reaches the driver as such, any other one as a WorkerError."""
     endpoint.request("POST", "/v1/failure", json.dumps({"kind": kind, **FAILURE}).encode())
 
-    assert (error, text) == (type(store.failure), str(store.failure))
+    assert (error, text) == (type(coordinator.failure), str(coordinator.failure))
 
 
-def test_a_failure_of_an_attempt_that_was_superseded_ends_nothing(endpoint, store):
+def test_a_failure_of_an_attempt_that_was_superseded_ends_nothing(endpoint, coordinator):
     """A failure of a superseded attempt is refused and does not end the run."""
     body = {"kind": "worker", **FAILURE, "attempt": 0}
     status, *_ = endpoint.request("POST", "/v1/failure", json.dumps(body).encode())
 
-    assert (409, None) == (status, store.failure)
+    assert (409, None) == (status, coordinator.failure)
 
 
 NOW = r"\d+ MiB"  # current memory of the process
@@ -283,79 +283,81 @@ BREAKING = {
 @pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", BREAKING)
 def test_whatever_the_endpoint_raises_fails_the_run_by_name(
-    endpoint, store, where, error, capfd, monkeypatch
+    endpoint, coordinator, where, error, capfd, monkeypatch
 ):
     """An error of the endpoint fails the run with its cause, and nothing is printed."""
     path, body = BREAKING[where]
-    monkeypatch.setattr(store, where, mock.Mock(side_effect=error))
-    status, *_ = endpoint.request("POST", path, body or message(update_of(store, 0, np.ones(5))))
+    monkeypatch.setattr(coordinator, where, mock.Mock(side_effect=error))
+    status, *_ = endpoint.request("POST", path, body or message(update_of(coordinator, 0, np.ones(5))))
 
     assert status == 500
-    assert isinstance(store.failure, ClusterError)
+    assert isinstance(coordinator.failure, ClusterError)
     expected = f"The parameter endpoint failed: {re.sub(NOW, '', reason_of(error))}"
-    assert re.sub(NOW, "", str(store.failure)).startswith(expected)
+    assert re.sub(NOW, "", str(coordinator.failure)).startswith(expected)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ETIMEDOUT])
-def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, store, monkeypatch, number):
+def test_what_the_endpoint_raises_later_in_a_stream_fails_the_run_too(port, coordinator, monkeypatch, number):
     """An error of the endpoint later in a stream, when it has no HTTP status, fails the run too."""
-    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    exchange = HttpExchange(
+        Endpoint("127.0.0.1", port, "secret", coordinator.shape.run, b""), 0, 1, 1, LAYOUT
+    )
     with closing(exchange):
-        exchange(update_of(store, 0, np.ones(5)))
-        monkeypatch.setattr(store, "_push", mock.Mock(side_effect=OSError(number, "the reason")))
+        exchange(update_of(coordinator, 0, np.ones(5)))
+        monkeypatch.setattr(coordinator, "_push", mock.Mock(side_effect=OSError(number, "the reason")))
         with pytest.raises(RefusedError, match="the reason"):
-            exchange(update_of(store, 0, np.ones(5), sequence=1))
+            exchange(update_of(coordinator, 0, np.ones(5), sequence=1))
 
-    assert "the reason" in str(store.failure)
+    assert "the reason" in str(coordinator.failure)
 
 
 @pytest.mark.parametrize(
     "error", [OSError(113, "no way"), TimeoutError("timed out"), ConnectionError("gone")]
 )
-def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(store, error):
+def test_a_socket_that_breaks_is_no_failure_of_the_endpoint(coordinator, error):
     """A broken or silent socket does not fail the run."""
     stream = mock.Mock()
-    stream.read.return_value = messages.encode_update(update_of(store, 0, np.ones(5)))
+    stream.read.return_value = messages.encode_update(update_of(coordinator, 0, np.ones(5)))
     stream.readinto.side_effect = error
 
     with pytest.raises(ArrivalError):
-        next(http_app._replies(store, Traffic(), stream))
+        next(http_app._replies(coordinator, Traffic(), stream))
 
-    assert store.failure is None
+    assert coordinator.failure is None
 
 
-def test_a_server_that_has_ended_is_kept_by_nobody(store):
+def test_a_server_that_has_ended_is_kept_by_nobody(coordinator):
     """A server that has ended is collected, although cheroot keeps the statistics of its servers."""
-    store = begun(store_of("asynchronous", workers=2))
-    gone = weakref.ref(store)
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2):
+    coordinator = begun(coordinator_of("asynchronous", workers=2))
+    gone = weakref.ref(coordinator)
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 2):
         pass
-    del store
+    del coordinator
     gc.collect()
 
     assert gone() is None
 
 
-def test_a_server_that_has_ended_lets_go_of_its_store_at_once():
+def test_a_server_that_has_ended_lets_go_of_its_coordinator_at_once():
     """A server that has ended releases its coordinator without the garbage collector."""
-    store = begun(store_of("asynchronous", workers=2))
-    gone = weakref.ref(store)
+    coordinator = begun(coordinator_of("asynchronous", workers=2))
+    gone = weakref.ref(coordinator)
     gc.disable()
     try:
-        with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
-            endpoint = Endpoint("127.0.0.1", port, "secret", store.shape.run, b"")
+        with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+            endpoint = Endpoint("127.0.0.1", port, "secret", coordinator.shape.run, b"")
             with closing(HttpExchange(endpoint, 0, 1, 1, LAYOUT)) as exchange:
-                exchange(update_of(store, 0, np.ones(5)))
-        del store
+                exchange(update_of(coordinator, 0, np.ones(5)))
+        del coordinator
         assert gone() is None
     finally:
         gc.enable()
 
 
-def test_the_counters_can_be_read(endpoint, store):
+def test_the_counters_can_be_read(endpoint, coordinator):
     """The status has the generation, version, workers, exchanges and bytes."""
-    update = message(update_of(store, 0, np.ones(5)))
+    update = message(update_of(coordinator, 0, np.ones(5)))
     for _ in range(2):
         endpoint.request("POST", "/v1/exchange", update)
     status = json.loads(endpoint.request("GET", "/v1/status")[2])
@@ -383,17 +385,17 @@ UPDATES = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_an_update_that_is_not_this_runs_is_refused(endpoint, store, name):
+def test_an_update_that_is_not_this_runs_is_refused(endpoint, coordinator, name):
     """An update that does not fit the run is refused by its header and changes nothing."""
     fields, status = UPDATES[name]
-    before = state_of(store)
+    before = state_of(coordinator)
     answer = endpoint.request(
-        "POST", "/v1/exchange", message(replace(update_of(store, 0, np.ones(5)), **fields))
+        "POST", "/v1/exchange", message(replace(update_of(coordinator, 0, np.ones(5)), **fields))
     )
 
     assert (status, "close") == (answer[0], answer[1]["Connection"])
     assert json.loads(answer[2])["error"].endswith(".")
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
 REQUESTS = {
@@ -425,15 +427,15 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_malformed_request_is_refused(endpoint, store, name):
+def test_a_malformed_request_is_refused(endpoint, coordinator, name):
     """A malformed request is refused with a JSON error and changes nothing."""
     *request, status = REQUESTS[name]
-    before = state_of(store)
+    before = state_of(coordinator)
     answer = endpoint.request(*request)
 
     assert (status, "close") == (answer[0], answer[1]["Connection"])
     assert ["error"] == list(json.loads(answer[2]))
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
 @pytest.mark.parametrize(
@@ -454,16 +456,16 @@ def test_a_malformed_request_is_refused(endpoint, store, name):
         ("GET", "/nothing"),
     ],
 )
-def test_without_the_token_nothing_is_told(endpoint, store, method, path, headers):
+def test_without_the_token_nothing_is_told(endpoint, coordinator, method, path, headers):
     """A request without a valid token is answered with 401, whatever its path."""
-    before = state_of(store)
+    before = state_of(coordinator)
     headers = (
         {name: value.encode() for name, value in headers.items()} if isinstance(endpoint, Socket) else headers
     )
     answer = endpoint.request(method, path, b"x", headers)
 
     assert (401, "close") == (answer[0], answer[1]["Connection"])
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
 @pytest.mark.parametrize(
@@ -502,14 +504,14 @@ def test_weights_that_broke_off_are_not_taken(app, port):
     assert (b"HTTP/1.1 400", []) == (answer[:12], taken)
 
 
-def test_requests_that_are_refused_are_counted(endpoint, store):
-    """Refused requests are counted, whether the token, the path, the body or the run is wrong."""
-    other = message(replace(update_of(store, 0, np.ones(5)), run=b"x" * 16))
+def test_requests_that_are_refused_are_counted(endpoint, coordinator):
+    """Refused requests are counted if the token, the path, the body or the run is wrong."""
+    other = message(replace(update_of(coordinator, 0, np.ones(5)), run=b"x" * 16))
     endpoint.request("GET", "/v1/ping", headers={})
     endpoint.request("GET", "/v2/ping")
     endpoint.request("POST", "/v1/join", b"{")
     endpoint.request("POST", "/v1/exchange", other)
-    endpoint.request("POST", "/v1/exchange", message(update_of(store, 0, np.ones(5))))
+    endpoint.request("POST", "/v1/exchange", message(update_of(coordinator, 0, np.ones(5))))
     status = json.loads(endpoint.request("GET", "/v1/status")[2])
 
     assert (4, 1, 1) == (status["refused_requests"], status["refused"], status["exchanges"])
@@ -544,9 +546,9 @@ def test_a_body_that_is_refused_is_not_read(port, token, path, status):
     assert b"HTTP/1.1 " + status == answer[:12]
 
 
-def test_the_sections_of_an_update_that_is_refused_are_not_read(port, store):
+def test_the_sections_of_an_update_that_is_refused_are_not_read(port, coordinator):
     """An update that its header rules out is refused before its sections are read."""
-    update = replace(update_of(store, 0, np.ones(5)), run=b"x" * 16)
+    update = replace(update_of(coordinator, 0, np.ones(5)), run=b"x" * 16)
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {10**10}"
     with talk(port, *lines) as (sock, stream):
         sock.sendall(messages.encode_update(update))
@@ -630,11 +632,11 @@ def test_a_body_that_nobody_asked_for_is_not_read(port):
 
 
 @pytest.mark.parametrize("path", ["/v1/join", "/v1/exchange"])
-def test_a_compressed_body_is_not_unpacked(endpoint, store, path):
+def test_a_compressed_body_is_not_unpacked(endpoint, coordinator, path):
     """A compressed body is not decompressed, so that a small one cannot fill the memory."""
-    valid = joining() if path == "/v1/join" else message(update_of(store, 0, np.ones(5)))
+    valid = joining() if path == "/v1/join" else message(update_of(coordinator, 0, np.ones(5)))
     bomb = gzip.compress(valid + b" " * (64 << 20), 1)
-    before = state_of(store)
+    before = state_of(coordinator)
     tracemalloc.start()
     try:
         answer = endpoint.request("POST", path, bomb, TOKEN | {"Content-Encoding": "gzip"})
@@ -644,7 +646,7 @@ def test_a_compressed_body_is_not_unpacked(endpoint, store, path):
 
     assert 400 == answer[0]
     assert peak < 8 << 20
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
 STREAM = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Transfer-Encoding: chunked"
@@ -654,11 +656,11 @@ def chunk(data):
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def test_updates_follow_each_other_in_one_request(port, store):
+def test_updates_follow_each_other_in_one_request(port, coordinator):
     """Each update of a stream is answered before the next one arrives."""
     with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
         for sequence in range(3):
-            sock.sendall(chunk(message(update_of(store, 0, np.ones(5), sequence=sequence))))
+            sock.sendall(chunk(message(update_of(coordinator, 0, np.ones(5), sequence=sequence))))
             if not sequence:
                 answer.begin()
             reply, lengths = messages.decode_reply(answer.read(messages.REPLY.size))
@@ -671,21 +673,21 @@ def test_updates_follow_each_other_in_one_request(port, store):
     "sent",
     [b"x\r\n", b"-1\r\n", b"\r\n", b"4\r\n1234xx", b"f" * 20 + b"\r\n", b"1" * 1000, b"7fffffffffff\r\n1"],
 )
-def test_what_is_not_in_chunks_is_refused(port, store, sent):
+def test_what_is_not_in_chunks_is_refused(port, coordinator, sent):
     """A body with malformed chunks is refused, and no memory is allocated for an announced length."""
-    before = state_of(store)
+    before = state_of(coordinator)
     with talk(port, *STREAM) as (sock, stream):
         sock.sendall(sent)
         sock.shutdown(socket.SHUT_WR)
         answer = stream.read()
 
     assert b"HTTP/1.1 400" == answer[:12]
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
-def test_an_update_may_come_in_any_chunks(port, store):
+def test_an_update_may_come_in_any_chunks(port, coordinator):
     """An update may be split into chunks anywhere."""
-    body = message(update_of(store, 0, np.ones(5)))
+    body = message(update_of(coordinator, 0, np.ones(5)))
     with talk(port, *STREAM) as (sock, _), closing(http.client.HTTPResponse(sock)) as answer:
         for start in range(0, len(body), 50):
             sock.sendall(chunk(body[start : start + 50]))
@@ -695,43 +697,43 @@ def test_an_update_may_come_in_any_chunks(port, store):
 
 
 @pytest.mark.parametrize("bad", [b"more", bytes(200), "old"])
-def test_a_stream_ends_where_an_update_is_refused(port, store, traffic, bad):
+def test_a_stream_ends_where_an_update_is_refused(port, coordinator, traffic, bad):
     """A refused update ends the stream, but the replies before it count."""
-    old = message(update_of(store, 0, np.ones(5), sequence=1, generation=0))
+    old = message(update_of(coordinator, 0, np.ones(5), sequence=1, generation=0))
     with talk(port, *STREAM) as (sock, stream):
-        sock.sendall(chunk(message(update_of(store, 0, np.ones(5)))))
+        sock.sendall(chunk(message(update_of(coordinator, 0, np.ones(5)))))
         sock.sendall(chunk(old if bad == "old" else bad) + b"0\r\n\r\n")
         answer = stream.read()
 
     assert b"HTTP/1.1 200" == answer[:12]
     assert not answer.endswith(b"0\r\n\r\n")
-    assert (1, bad == "old") == (store.aggregation.version, traffic.refused)
+    assert (1, bad == "old") == (coordinator.aggregation.version, traffic.refused)
 
 
 @pytest.mark.parametrize("end", [2, 40, -30, -2, "no chunk"])
-def test_a_stream_that_breaks_off_changes_nothing(port, store, caplog, end):
+def test_a_stream_that_breaks_off_changes_nothing(port, coordinator, caplog, end):
     """A stream that breaks off anywhere changes nothing and logs nothing."""
-    update = chunk(message(update_of(store, 0, np.ones(5))))
-    before = state_of(store)
+    update = chunk(message(update_of(coordinator, 0, np.ones(5))))
+    before = state_of(coordinator)
     with talk(port, *STREAM) as (sock, stream):
         sock.sendall(b"zz\r\n" if end == "no chunk" else update[:end])
         sock.shutdown(socket.SHUT_WR)
         assert b"HTTP/1.1 400" == stream.read(12)
 
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
     assert [] == caplog.records
 
 
-def test_a_connection_that_is_reset_in_a_body_is_nobodys_mistake(app, store, caplog):
+def test_a_connection_that_is_reset_in_a_body_is_nobodys_mistake(app, coordinator, caplog):
     """A connection that is reset within a body changes nothing and logs nothing."""
-    before = state_of(store)
+    before = state_of(coordinator)
     with serve(app, "127.0.0.1", 0, 2) as port:
         lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", "Content-Length: 1000"
         with talk(port, *lines) as (sock, _):
-            sock.sendall(message(update_of(store, 0, np.ones(5)))[:-1])
+            sock.sendall(message(update_of(coordinator, 0, np.ones(5)))[:-1])
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
     assert [] == caplog.records
 
 
@@ -781,10 +783,10 @@ def test_a_connection_that_cannot_be_kept_does_not_end_the_server(app, monkeypat
     assert [204, 204] == statuses
 
 
-def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypatch, caplog):
+def test_a_mistake_in_the_house_closes_the_connection(app, coordinator, port, monkeypatch, caplog):
     """An internal error closes the connection, because an unread body may be left in its socket."""
-    monkeypatch.setattr(store, "exchange", lambda update, read: 1 / 0)
-    body = message(update_of(store, 0, np.ones(5)))
+    monkeypatch.setattr(coordinator, "exchange", lambda update, read: 1 / 0)
+    body = message(update_of(coordinator, 0, np.ones(5)))
     lines = "POST /v1/exchange HTTP/1.1", "Authorization: Bearer secret", f"Content-Length: {len(body)}"
     with caplog.at_level(logging.CRITICAL), talk(port, *lines) as (sock, stream):
         sock.sendall(body)
@@ -794,7 +796,7 @@ def test_a_mistake_in_the_house_closes_the_connection(app, store, port, monkeypa
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypatch, times):
+def test_what_fails_before_the_app_is_asked_is_sent_again(coordinator, port, monkeypatch, times):
     """A request that fails before it reaches the app is retried, and the run continues."""
     failing, read = itertools.count(), http_server._Request.read_request_headers
 
@@ -804,12 +806,14 @@ def test_what_fails_before_the_app_is_asked_is_sent_again(store, port, monkeypat
         return read(request)
 
     monkeypatch.setattr(http_server._Request, "read_request_headers", read_headers)
-    exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    exchange = HttpExchange(
+        Endpoint("127.0.0.1", port, "secret", coordinator.shape.run, b""), 0, 1, 1, LAYOUT
+    )
     with closing(exchange):
-        assert [1.0] * 5 == exchange(update_of(store, 0, np.ones(5))).parameters.tolist()
+        assert [1.0] * 5 == exchange(update_of(coordinator, 0, np.ones(5))).parameters.tolist()
 
     assert times == exchange.retried
-    assert store.failure is None
+    assert coordinator.failure is None
 
 
 def test_a_port_is_searched_in_a_range(app):

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from stores import begun, give, push, report_of, store_of, together
+from coordinators import begun, coordinator_of, give, push, report_of, together
 
 from sparkdl.errors import ConfigError
 from sparkdl.server.aggregation import Hybrid
@@ -19,26 +19,28 @@ TOKEN = {"Authorization": "Bearer secret"}
 READER = {"Authorization": "Bearer reader"}
 
 
-def get(store, path="/metrics", headers=TOKEN):
+def get(coordinator, path="/metrics", headers=TOKEN):
     return (
-        make_app(store, "secret", Traffic(), metrics_token="reader").test_client().get(path, headers=headers)
+        make_app(coordinator, "secret", Traffic(), metrics_token="reader")
+        .test_client()
+        .get(path, headers=headers)
     )
 
 
-def scraped(store):
+def scraped(coordinator):
     """Return the samples by name, or by name and the value of their label."""
-    families = parser.text_string_to_metric_families(get(store).text)
+    families = parser.text_string_to_metric_families(get(coordinator).text)
     samples = [sample for family in families for sample in family.samples]
     return {(each.name, *each.labels.values()): each.value for each in samples}
 
 
 def test_a_scrape_has_the_counts_and_the_progress_of_a_run():
     """Workers, epoch, rows, exchanges, merges and the last loss are those of the coordinator."""
-    store = begun(store_of("asynchronous", workers=2, epochs=3))
-    push(store, 0, np.ones(5), loss=0.5)
-    push(store, 1, np.ones(5), loss=0.25)
-    store.heartbeat(0, 1, 1, epoch=0, rows=8, retries=2, log=[])
-    samples = scraped(store)
+    coordinator = begun(coordinator_of("asynchronous", workers=2, epochs=3))
+    push(coordinator, 0, np.ones(5), loss=0.5)
+    push(coordinator, 1, np.ones(5), loss=0.25)
+    coordinator.heartbeat(0, 1, 1, epoch=0, rows=8, retries=2, log=[])
+    samples = scraped(coordinator)
 
     expected = {
         ("sparkdl_workers", "joined"): 2,
@@ -61,34 +63,34 @@ def test_a_scrape_has_the_counts_and_the_progress_of_a_run():
 
 def test_a_restart_and_new_weights_leave_the_merges_as_they_are():
     """A round that was rolled back still counts, and neither a restart nor weights from a callback do."""
-    store = begun(store_of(workers=1, joint=False))
-    push(store, 0, np.ones(5))
-    store.restart()
-    store.replace(np.zeros(5, np.float32), np.zeros(0, np.float32))
-    samples = scraped(store)
+    coordinator = begun(coordinator_of(workers=1, joint=False))
+    push(coordinator, 0, np.ones(5))
+    coordinator.restart()
+    coordinator.replace(np.zeros(5, np.float32), np.zeros(0, np.float32))
+    samples = scraped(coordinator)
 
     assert (1, 0) == (samples["sparkdl_merges_total",], samples["sparkdl_restarts_total",])
 
 
 def test_the_last_loss_stays_after_an_epoch():
     """At an epoch's end the driver takes the losses, and the last one can still be read."""
-    store = begun(store_of("asynchronous", workers=1))
-    push(store, 0, np.ones(5), loss=0.5)
-    give(store, report_of(store, 0, sequence=1))
-    store.commit(store.wait_epoch(0, 1).snapshot)
-    samples = scraped(store)
+    coordinator = begun(coordinator_of("asynchronous", workers=1))
+    push(coordinator, 0, np.ones(5), loss=0.5)
+    give(coordinator, report_of(coordinator, 0, sequence=1))
+    coordinator.commit(coordinator.wait_epoch(0, 1).snapshot)
+    samples = scraped(coordinator)
 
     assert (0.5, 1) == (samples["sparkdl_loss",], samples["sparkdl_epoch",])
 
 
 def test_lost_and_late_workers_are_counted():
     """A lost worker changes its state, and a dropped update counts as late."""
-    store = begun(store_of(workers=3, joint=False, hybrid=Hybrid(2, 5.0, False), goes_on=True))
-    together(lambda: push(store, 0, np.ones(5)), lambda: push(store, 1, np.ones(5)))
-    push(store, 2, np.ones(5))
-    with store.changed:
-        store.lose(2, "Worker 2 is gone.")
-    samples = scraped(store)
+    coordinator = begun(coordinator_of(workers=3, joint=False, hybrid=Hybrid(2, 5.0, False), goes_on=True))
+    together(lambda: push(coordinator, 0, np.ones(5)), lambda: push(coordinator, 1, np.ones(5)))
+    push(coordinator, 2, np.ones(5))
+    with coordinator.changed:
+        coordinator.lose(2, "Worker 2 is gone.")
+    samples = scraped(coordinator)
 
     assert (2, 1) == (samples["sparkdl_workers", "joined"], samples["sparkdl_workers", "lost"])
     assert (1, 1) == (samples["sparkdl_lost_workers_total",], samples["sparkdl_late_dropped_updates_total",])
@@ -106,10 +108,10 @@ def test_nothing_of_a_run_outlives_it():
     """A scrape leaves prometheus_client's own registry as it was, and does not keep the coordinator."""
     registry = pytest.importorskip("prometheus_client").REGISTRY
     before = [family.name for family in registry.collect()]
-    store = begun(store_of())
-    scraped(store)
-    gone = weakref.ref(store)
-    del store
+    coordinator = begun(coordinator_of())
+    scraped(coordinator)
+    gone = weakref.ref(coordinator)
+    del coordinator
     gc.collect()
 
     assert before == [family.name for family in registry.collect()]
@@ -129,13 +131,13 @@ def test_nothing_of_a_run_outlives_it():
 )
 def test_the_metrics_have_a_token_of_their_own(path, headers, status):
     """Without a token nothing is read, and Prometheus's token reads the metrics only."""
-    assert status == get(begun(store_of()), path, headers).status_code
+    assert status == get(begun(coordinator_of()), path, headers).status_code
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):
     """Status 501 names the extra to install, and the run goes on."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    answer = get(begun(store_of()))
+    answer = get(begun(coordinator_of()))
 
     assert 501 == answer.status_code
     assert 'pip install "sparkdl-keras[metrics]"' in answer.json["error"]
@@ -143,11 +145,11 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch):
 
 def test_a_scrape_that_fails_does_not_end_the_run(monkeypatch):
     """An error in the metrics is the scrape's own: status 500 with its reason, and no failure of the run."""
-    store = begun(store_of())
+    coordinator = begun(coordinator_of())
     monkeypatch.setattr("prometheus_client.generate_latest", lambda registry: 1 / 0)
-    answer = get(store)
+    answer = get(coordinator)
 
-    assert (500, None) == (answer.status_code, store.failure)
+    assert (500, None) == (answer.status_code, coordinator.failure)
     assert "division by zero" in answer.json["error"]
 
 

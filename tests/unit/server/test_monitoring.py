@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from coordinators import begun, coordinator_of
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import begun, store_of
 
 from sparkdl.server.http_app import Traffic, make_app
 from sparkdl.server.http_server import serve
@@ -131,17 +131,17 @@ def test_late_updates_are_an_event_per_epoch(kept):
     ] == events(kept)
 
 
-def test_snapshots_within_an_epoch_are_few_events(kept, store, monkeypatch):
+def test_snapshots_within_an_epoch_are_few_events(kept, coordinator, monkeypatch):
     """A snapshot within an epoch is an event, unless there was one a short time ago."""
     monkeypatch.setattr(record, "TICK_SECONDS", -1.0)
     run, traffic = Run(), Traffic()
     run.counts = {}
     for place, epoch in ((0, 0), (5, 0), (5, 0), (6, 0), (0, 1)):
-        run.snapshot = replace(store.snapshot, place=place, epoch=epoch)
+        run.snapshot = replace(coordinator.snapshot, place=place, epoch=epoch)
         kept.advance(10, 100, {}, run, traffic)
     few = events(kept)
     monkeypatch.setattr(record, "SNAPSHOT_SECONDS", -1.0)
-    run.snapshot = replace(store.snapshot, place=7, epoch=1)
+    run.snapshot = replace(coordinator.snapshot, place=7, epoch=1)
     kept.advance(10, 100, {}, run, traffic)
 
     assert ["Snapshot at round 5 of epoch 1."] == few
@@ -217,13 +217,13 @@ def page(kept):
 
 
 @pytest.fixture
-def store():
-    return begun(store_of("asynchronous", workers=2, metrics=1))
+def coordinator():
+    return begun(coordinator_of("asynchronous", workers=2, metrics=1))
 
 
 @pytest.fixture
-def port(store, page):
-    app = make_app(store, "secret", Traffic(), page=page)
+def port(coordinator, page):
+    app = make_app(coordinator, "secret", Traffic(), page=page)
     with serve(app, "127.0.0.1", 0, 1, num_viewers=VIEWERS) as port:
         yield port
         page.record.finish("finished")
@@ -267,7 +267,7 @@ def test_strangers_are_refused(port, path):
 
 
 def test_a_used_link_is_explained_to_a_person(port, page):
-    """A used link answers with a page that says what to do; paths that scripts read answer with JSON."""
+    """A used link answers with a page that explains the remedy; paths that scripts read answer with JSON."""
     link = page.link()
     opened, refused = ask(port, f"/{link}"), ask(port, f"/{link}")
     html, headers = refused[2].decode(), refused[1]
@@ -347,7 +347,7 @@ def stream(port, cookie, **headers):
 
 
 def test_a_stream_goes_on_after_a_cut(port, page, kept):
-    """A stream begins with the whole record, and a new one with what the browser has not received."""
+    """A stream begins with the whole record; a new one begins with the parts that the browser lacks."""
     cookie, _ = opened(port, page)
     kept.add_event("One.", "info")
     with stream(port, cookie) as (_, event):
@@ -397,7 +397,7 @@ def test_streams_take_no_thread_from_workers(port, page):
 
 
 def test_a_page_without_its_chart_library(port, page, monkeypatch):
-    """Without plotly the page says what to install, and requests no library."""
+    """Without plotly the page names the package to install, and requests no library."""
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     document.chart_library.cache_clear()
     try:
@@ -429,21 +429,21 @@ def test_text_that_looks_like_a_part_of_the_page_stays_text(kept):
 
 
 @pytest.mark.parametrize("body", [b"[" * 900, b"x" * 5000, b""], ids=["deep", "long", "empty"])
-def test_a_bad_request_to_the_page_does_not_end_the_run(store, port, page, body):
+def test_a_bad_request_to_the_page_does_not_end_the_run(coordinator, port, page, body):
     """A request that the page cannot read is refused, and the run goes on."""
     cookie, csrf = opened(port, page)
 
     assert 400 == ask(port, "/stop", "POST", body, Cookie=cookie, X_CSRF_Token=csrf)[0]
-    assert store.failure is None
+    assert coordinator.failure is None
 
 
-def test_an_error_of_the_page_does_not_end_the_run(store, port, page, monkeypatch):
+def test_an_error_of_the_page_does_not_end_the_run(coordinator, port, page, monkeypatch):
     """Whatever the page raises, the run goes on."""
     cookie, _ = opened(port, page)
     monkeypatch.setattr(document, "live", lambda *kinds, **options: 1 / 0)
 
     assert 500 == ask(port, "/", Cookie=cookie)[0]
-    assert store.failure is None
+    assert coordinator.failure is None
 
 
 @pytest.mark.parametrize(
@@ -473,6 +473,6 @@ def test_an_endpoint_without_a_page(served_without_page):
 
 @pytest.fixture
 def served_without_page():
-    app = make_app(begun(store_of("asynchronous", workers=2, metrics=1)), "secret", Traffic())
+    app = make_app(begun(coordinator_of("asynchronous", workers=2, metrics=1)), "secret", Traffic())
     with serve(app, "127.0.0.1", 0, 1) as port:
         yield port

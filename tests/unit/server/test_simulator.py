@@ -4,12 +4,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from coordinators import begun, coordinator_of, push
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Condition, DeadlockError, World
-from stores import begun, push, store_of
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import Hybrid, limits
 from sparkdl.server.local_exchange import LocalExchange
@@ -49,19 +49,19 @@ class Simulation:
     """Simulation of workers that exchange an update per batch. A worker of pace p takes p seconds per batch.
 
     Args:
-        store: the coordinator.
+        coordinator: the coordinator.
         paces: seconds per batch of each worker.
         batches: batches per epoch of each worker.
         lives: for each worker that dies, the time of its death and of the next attempt; None: never.
     """
 
-    def __init__(self, store, paces, batches, lives):
-        self.store, self.paces, self.batches, self.lives = store, paces, batches, lives
+    def __init__(self, coordinator, paces, batches, lives):
+        self.coordinator, self.paces, self.batches, self.lives = coordinator, paces, batches, lives
         self.world, self.trace = World(limit=3e3), Trace(len(paces))
-        self.epochs, self.joint = store.shape.epochs, store.shape.plan.joint
+        self.epochs, self.joint = coordinator.shape.epochs, coordinator.shape.plan.joint
         self.kind = Kind.GRADIENT if self.joint else Kind.DELTA
-        self.world.live_in(store)
-        store.state.clock = lambda: self.world.now
+        self.world.live_in(coordinator)
+        coordinator.state.clock = lambda: self.world.now
 
     def run(self):
         """Run the simulation."""
@@ -84,7 +84,7 @@ class Simulation:
         if attempt:
             self.world.sleep(self.lives[worker][1])
         try:
-            self.work(worker, LocalExchange(self.store, worker, attempt))
+            self.work(worker, LocalExchange(self.coordinator, worker, attempt))
         except RefusedError:
             assert self.is_dead(worker, attempt)
 
@@ -92,8 +92,8 @@ class Simulation:
         """Send heartbeats of a worker's attempt while it lives."""
         if attempt:
             self.world.sleep(self.lives[worker][1])
-        while not (self.store.stopping or self.is_dead(worker, attempt)):
-            self.store.heartbeat(worker, 1, attempt, 0, 0, 0, [])
+        while not (self.coordinator.stopping or self.is_dead(worker, attempt)):
+            self.coordinator.heartbeat(worker, 1, attempt, 0, 0, 0, [])
             self.world.sleep(1.0)
 
     def work(self, worker, exchange):
@@ -120,7 +120,7 @@ class Simulation:
         """Exchange an update; return the last reply and the number of the next exchange."""
         trace, worker = self.trace, exchange.worker
         trace.given += 1
-        trace.staleness.append(self.store.aggregation.version - version)
+        trace.staleness.append(self.coordinator.aggregation.version - version)
         update = Update(
             self.kind,
             sequence=sequence,
@@ -143,12 +143,12 @@ class Simulation:
     def drive(self):
         """Run the driver, which looks for silent workers if any may die."""
         for epoch in range(self.epochs):
-            self.store.release(epoch, float("nan"))
-            while (result := self.store.wait_epoch(epoch, 1.0 if self.lives else 1e9)) is None:
+            self.coordinator.release(epoch, float("nan"))
+            while (result := self.coordinator.wait_epoch(epoch, 1.0 if self.lives else 1e9)) is None:
                 assert self.lives
-                assert self.store.failure is None
-            self.store.commit(result.snapshot)
-        self.store.stop()
+                assert self.coordinator.failure is None
+            self.coordinator.commit(result.snapshot)
+        self.coordinator.stop()
 
 
 def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, **terms):
@@ -161,26 +161,28 @@ def simulate(mode, paces, *, joint=None, batches=BATCHES, epochs=1, lives=None, 
         batches: batches per epoch, one number for all workers or one for each.
         epochs: number of epochs.
         lives: see ``Simulation``.
-        **terms: further arguments of ``store_of``.
+        **terms: further arguments of ``coordinator_of``.
 
     Returns:
         The coordinator and the trace.
     """
     batches = batches if isinstance(batches, list) else [batches] * len(paces)
-    plan = Plan((), 0, 4, 1, mode == "synchronous" if joint is None else joint, False, 0)
-    store = store_of(mode, workers=len(paces), size=1, joint=joint, epochs=epochs, plan=plan, **terms)
-    simulation = Simulation(store, paces, batches, lives or {})
+    plan = BatchPlan((), 0, 4, 1, mode == "synchronous" if joint is None else joint, False, 0)
+    coordinator = coordinator_of(
+        mode, workers=len(paces), size=1, joint=joint, epochs=epochs, plan=plan, **terms
+    )
+    simulation = Simulation(coordinator, paces, batches, lives or {})
     simulation.run()
-    return store, simulation.trace
+    return coordinator, simulation.trace
 
 
 @pytest.mark.whole
 def test_a_round_takes_as_long_as_the_slowest_worker():
     """A synchronous round takes as long as its slowest worker, with 256 workers too."""
     paces = np.linspace(1, 3, 256)
-    store, trace = simulate("synchronous", paces)
+    coordinator, trace = simulate("synchronous", paces)
 
-    assert BATCHES == store.aggregation.version
+    assert BATCHES == coordinator.aggregation.version
     assert [pytest.approx(3.0 * (i + 1)) for i in range(BATCHES)] == trace.ends[0]
     assert {BATCHES} == {len(ends) for ends in trace.ends}
 
@@ -190,9 +192,9 @@ def test_a_round_takes_as_long_as_the_slowest_worker():
 def test_nobody_waits_without_rounds(mode):
     """Without rounds, every worker keeps its own pace, and every update is merged."""
     paces = np.linspace(1, 3, 256)
-    store, trace = simulate(mode, paces, merge="sum")
+    coordinator, trace = simulate(mode, paces, merge="sum")
 
-    assert 256 * BATCHES == store.aggregation.version == store.aggregation.parameters[0]
+    assert 256 * BATCHES == coordinator.aggregation.version == coordinator.aggregation.parameters[0]
     for pace, ends in zip(paces, trace.ends, strict=True):
         assert [pytest.approx(pace * (i + 1)) for i in range(BATCHES)] == ends
 
@@ -207,10 +209,10 @@ def test_equal_workers_are_as_stale_as_there_are_others(workers):
 
 def test_slow_workers_are_the_stale_ones():
     """While three workers train, the updates of one that is 10.5 times slower are 30 versions stale."""
-    store, trace = simulate("asynchronous", [1.0, 1.0, 1.0, 10.5])
+    coordinator, trace = simulate("asynchronous", [1.0, 1.0, 1.0, 10.5])
 
     assert [30, 30] == [stale for stale in trace.staleness if stale > 3]
-    assert 4 * BATCHES == store.aggregation.version
+    assert 4 * BATCHES == coordinator.aggregation.version
 
 
 @settings(max_examples=40)
@@ -221,10 +223,10 @@ def test_slow_workers_are_the_stale_ones():
 )
 def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
     """A staleness bound holds at any speeds, all updates are merged, and no worker waits forever."""
-    store, trace = simulate(mode, paces, staleness=bound)
+    coordinator, trace = simulate(mode, paces, staleness=bound)
 
     assert trace.ahead <= bound + 1
-    assert len(paces) * BATCHES == store.aggregation.version
+    assert len(paces) * BATCHES == coordinator.aggregation.version
     assert max(trace.staleness) <= (len(paces) - 1) * (2 * bound + 1)
 
 
@@ -239,10 +241,10 @@ def test_nobody_is_further_ahead_than_the_bound(paces, bound, mode):
 def test_a_bound_lets_nobody_wait_for_ever(workers, bound, epochs):
     """Workers with different numbers of batches wait for each other at epochs' ends without a deadlock."""
     paces, batches = map(list, zip(*workers, strict=True))
-    store, trace = simulate("asynchronous", paces, batches=batches, epochs=epochs, staleness=bound)
+    coordinator, trace = simulate("asynchronous", paces, batches=batches, epochs=epochs, staleness=bound)
 
     assert [epochs * each for each in batches] == trace.sent
-    assert epochs * sum(batches) == store.aggregation.version
+    assert epochs * sum(batches) == coordinator.aggregation.version
 
 
 @pytest.mark.whole
@@ -257,8 +259,8 @@ def test_a_bound_holds_at_256_workers():
 
 def test_a_cut_without_a_lock_has_in_it_what_it_counts():
     """A hogwild snapshot requested during an addition contains every update that it counts."""
-    store, world = begun(store_of("hogwild", workers=2, size=1, merge="sum")), World()
-    world.live_in(store)
+    coordinator, world = begun(coordinator_of("hogwild", workers=2, size=1, merge="sum")), World()
+    world.live_in(coordinator)
 
     class Stripe:
         """A lock for which an addition waits one second."""
@@ -273,14 +275,17 @@ def test_a_cut_without_a_lock_has_in_it_what_it_counts():
         world.sleep(seconds)
         call()
 
-    store.aggregation.stripes = [Stripe()]
-    world.spawn(after, 0.0, lambda: push(store, 0, [3.0]))
-    world.spawn(after, 0.5, store.request_snapshot)
-    world.spawn(after, 0.7, lambda: push(store, 1, [4.0]))
+    coordinator.aggregation.stripes = [Stripe()]
+    world.spawn(after, 0.0, lambda: push(coordinator, 0, [3.0]))
+    world.spawn(after, 0.5, coordinator.request_snapshot)
+    world.spawn(after, 0.7, lambda: push(coordinator, 1, [4.0]))
     world.run()
 
-    assert ([3.0], {0: 0}) == (store.newest_snapshot.parameters.tolist(), store.newest_snapshot.ledger)
-    assert [7.0] == store.aggregation.parameters.tolist()
+    assert ([3.0], {0: 0}) == (
+        coordinator.newest_snapshot.parameters.tolist(),
+        coordinator.newest_snapshot.ledger,
+    )
+    assert [7.0] == coordinator.aggregation.parameters.tolist()
 
 
 # -- rounds that close without all workers --------------------------------------------------------
@@ -289,28 +294,28 @@ def test_a_cut_without_a_lock_has_in_it_what_it_counts():
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_quorum_does_not_wait_for_the_slowest(joint):
     """With a quorum of three out of four workers, rounds go at the pace of the third."""
-    store, trace = simulate("synchronous", [1.0, 1.0, 1.5, 9.0], joint=joint, hybrid=Hybrid(3))
+    coordinator, trace = simulate("synchronous", [1.0, 1.0, 1.5, 9.0], joint=joint, hybrid=Hybrid(3))
 
-    assert BATCHES == store.aggregation.version
+    assert BATCHES == coordinator.aggregation.version
     assert pytest.approx(1.5 * BATCHES, rel=0.01) == trace.ends[0][-1]
-    assert {3: trace.sent[3]} == store.aggregation.dropped
+    assert {3: trace.sent[3]} == coordinator.aggregation.dropped
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_round_goes_on_when_its_time_is_up(joint):
     """A round closes when its time is up, counted from its first update."""
-    store, trace = simulate("synchronous", [1.0, 1.0, 1.3, 9.0], joint=joint, hybrid=Hybrid(4, 0.5))
+    coordinator, trace = simulate("synchronous", [1.0, 1.0, 1.3, 9.0], joint=joint, hybrid=Hybrid(4, 0.5))
 
     assert pytest.approx(1.5 * BATCHES) == trace.ends[0][-1]
-    assert {3: trace.sent[3]} == store.aggregation.dropped
+    assert {3: trace.sent[3]} == coordinator.aggregation.dropped
 
 
 def test_a_time_out_that_nobody_reaches_changes_nothing():
     """A time-out that no round reaches changes nothing."""
-    store, trace = simulate("synchronous", [1.0, 1.2, 1.4], hybrid=Hybrid(3, 1.0))
+    coordinator, trace = simulate("synchronous", [1.0, 1.2, 1.4], hybrid=Hybrid(3, 1.0))
 
     assert pytest.approx(1.4 * BATCHES) == trace.ends[0][-1]
-    assert not store.aggregation.dropped
+    assert not coordinator.aggregation.dropped
 
 
 @settings(max_examples=40)
@@ -318,12 +323,12 @@ def test_a_time_out_that_nobody_reaches_changes_nothing():
 def test_every_update_is_merged_once_or_dropped_and_counted(paces, quorum, timeout, merge_late):
     """Every update is merged once, or dropped and counted, at any speeds, quorum and time-out."""
     hybrid = Hybrid(min(quorum, len(paces)), timeout, merge_late)
-    store, trace = simulate("synchronous", paces, joint=False, merge="sum", hybrid=hybrid)
-    left = store.aggregation.late  # late updates of a round that no worker is left for
-    dropped = store.aggregation.dropped.total()
+    coordinator, trace = simulate("synchronous", paces, joint=False, merge="sum", hybrid=hybrid)
+    left = coordinator.aggregation.late  # late updates of a round that no worker is left for
+    dropped = coordinator.aggregation.dropped.total()
 
-    assert BATCHES == store.aggregation.version
-    assert sum(trace.sent) == store.aggregation.parameters[0] + dropped + left
+    assert BATCHES == coordinator.aggregation.version
+    assert sum(trace.sent) == coordinator.aggregation.parameters[0] + dropped + left
     assert not (dropped and merge_late)
 
 
@@ -333,10 +338,10 @@ def test_replicas_stay_identical_though_some_are_late(paces, quorum, merge_late,
     """A late worker applies every mean that it missed in order, so that replicas stay identical."""
     with mock.patch.multiple(limits, KEPT_BYTES=0, LEAST_KEPT=kept):
         hybrid = Hybrid(min(quorum, len(paces)), None, merge_late)
-        store, trace = simulate("synchronous", paces, hybrid=hybrid)
+        coordinator, trace = simulate("synchronous", paces, hybrid=hybrid)
 
     assert 1 == len({round(applied, 3) for applied in trace.applied})
-    assert BATCHES == store.aggregation.version
+    assert BATCHES == coordinator.aggregation.version
 
 
 def test_rounds_wait_for_a_worker_that_missed_as_many_as_are_kept():
@@ -365,22 +370,24 @@ LOSSES = {"goes_on": True, "stall": 5.0}
 @pytest.mark.parametrize("joint", [True, False])
 def test_rounds_wait_for_a_dead_worker_once(joint):
     """Rounds wait for a dead worker until it counts as lost, and then go at the pace of the others."""
-    store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives={2: (7.5, None)}, **LOSSES)
+    coordinator, trace = simulate(
+        "synchronous", [1.0, 1.0, 1.0], joint=joint, lives={2: (7.5, None)}, **LOSSES
+    )
 
     assert [BATCHES, BATCHES, 7] == trace.sent
-    assert BATCHES == store.aggregation.version
+    assert BATCHES == coordinator.aggregation.version
     assert 5 <= trace.ends[0][-1] - BATCHES <= 7
-    assert (1, 0) == (store.counters["lost"], store.counters["returned"])
+    assert (1, 0) == (coordinator.counters["lost"], coordinator.counters["returned"])
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 def test_nobody_waits_for_a_dead_worker_without_rounds(mode):
     """Without rounds, a dead worker slows no other one, and all updates sent are merged."""
-    store, trace = simulate(mode, [1.0, 1.3, 1.0], merge="sum", lives={2: (7.5, None)}, **LOSSES)
+    coordinator, trace = simulate(mode, [1.0, 1.3, 1.0], merge="sum", lives={2: (7.5, None)}, **LOSSES)
 
     assert [BATCHES, BATCHES, 7] == trace.sent
     assert [pytest.approx(1.0 * BATCHES), pytest.approx(1.3 * BATCHES)] == [e[-1] for e in trace.ends[:2]]
-    assert sum(trace.sent) == store.aggregation.parameters[0]
+    assert sum(trace.sent) == coordinator.aggregation.parameters[0]
 
 
 def test_a_bound_waits_for_a_dead_worker_once():
@@ -395,11 +402,11 @@ def test_a_bound_waits_for_a_dead_worker_once():
 def test_a_worker_that_returns_is_in_the_rounds_again(joint):
     """A returning worker takes part in rounds again from a snapshot made for it within the epoch."""
     lives = {2: (7.5, 14.2)}
-    store, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives=lives, **LOSSES)
+    coordinator, trace = simulate("synchronous", [1.0, 1.0, 1.0], joint=joint, lives=lives, **LOSSES)
 
     assert [BATCHES, BATCHES] == trace.sent[:2]
     assert BATCHES - 4 <= trace.sent[2] <= BATCHES
-    assert (1, 1) == (store.counters["lost"], store.counters["returned"])
+    assert (1, 1) == (coordinator.counters["lost"], coordinator.counters["returned"])
 
 
 MODES = [
@@ -425,12 +432,12 @@ def test_every_update_counts_once_where_a_worker_dies(paces, death, back, mode, 
     mode, joint, hybrid = mode
     lives = {0: (death, None if back is None else death + 9.0 + back)}
     terms = {"staleness": bound} if mode != "synchronous" else {"hybrid": hybrid}
-    store, trace = simulate(
+    coordinator, trace = simulate(
         mode, paces, joint=joint, merge="sum", epochs=epochs, lives=lives, **terms, **LOSSES
     )
 
-    assert trace.given == store.aggregation.parameters[0] + store.aggregation.dropped.total()
-    assert store.counters["returned"] <= store.counters["lost"] <= 1
+    assert trace.given == coordinator.aggregation.parameters[0] + coordinator.aggregation.dropped.total()
+    assert coordinator.counters["returned"] <= coordinator.counters["lost"] <= 1
 
 
 def test_threads_that_wait_for_each_other_are_found():

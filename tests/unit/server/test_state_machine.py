@@ -12,6 +12,18 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from coordinators import (
+    EMPTY,
+    NEVER,
+    coordinator_of,
+    give,
+    impatient,
+    report_of,
+    saved_of,
+    state_of,
+    status_of,
+    update_of,
+)
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,21 +34,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stores import (
-    EMPTY,
-    NEVER,
-    give,
-    impatient,
-    report_of,
-    saved_of,
-    state_of,
-    status_of,
-    store_of,
-    update_of,
-)
 
 from sparkdl.core import packing
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.fingerprint import Fingerprint
 from sparkdl.driver.checkpoints import Saved
 from sparkdl.errors import RefusedError, WorkerLostError
@@ -96,14 +96,14 @@ class Machine(RuleBasedStateMachine):
     def open_store(self):
         """Begin a run."""
         batch = WORKERS * ROWS // WINDOWS + 1 if self.joint else ROWS // WINDOWS + 1
-        self.store = store_of(
+        self.coordinator = coordinator_of(
             self.mode,
             joint=self.joint,
             merge="sum",
             workers=WORKERS,
             size=2,
             kind=self.kind,
-            plan=Plan((), 0, batch, 1, self.joint, False, 0),
+            plan=BatchPlan((), 0, batch, 1, self.joint, False, 0),
             epochs=10**6,
             snapshot_intervals=(EVERY,),
             silence=SILENCE,
@@ -114,14 +114,14 @@ class Machine(RuleBasedStateMachine):
             goes_on=self.goes_on_without,
             **self.terms,
         )
-        self.store.state.clock = self.store.aggregation.clock = lambda: self.now
+        self.coordinator.state.clock = self.coordinator.aggregation.clock = lambda: self.now
         self.generation, self.version = 1, 0
 
     def join_all(self):
         """Let the worker group form. Each worker but the last has to repeat its request."""
         self.sent = [None] * WORKERS
         self.lost, self.waiting_room = set(), set()
-        self.store.release(self.store.snapshot.epoch, NEVER)
+        self.coordinator.release(self.coordinator.snapshot.epoch, NEVER)
         for worker in range(WORKERS):
             self.join(worker)
         assert [None] * (WORKERS - 1) == [self.ready(worker) for worker in range(WORKERS)][:-1]
@@ -131,13 +131,13 @@ class Machine(RuleBasedStateMachine):
 
     def join(self, worker):
         """Let a newer attempt of a worker join; return True if it may begin."""
-        joined = self.store.join(worker, self.generation, self.attempts[worker] + 1, "host", 1)
+        joined = self.coordinator.join(worker, self.generation, self.attempts[worker] + 1, "host", 1)
         self.attempts[worker] += joined
         return joined
 
     def ready(self, worker):
         self.heard[worker] = self.now
-        return self.store.ready(worker, self.generation, self.attempts[worker], ROWS, 0, {}, self.rows)
+        return self.coordinator.ready(worker, self.generation, self.attempts[worker], ROWS, 0, {}, self.rows)
 
     @property
     def rows(self):
@@ -146,22 +146,22 @@ class Machine(RuleBasedStateMachine):
 
     def stamp(self, worker, **fields):
         names = {"attempt": self.attempts[worker], "generation": self.generation}
-        return names | {"run": self.store.shape.run} | fields
+        return names | {"run": self.coordinator.shape.run} | fields
 
     def update(self, worker, value, sequence, **fields):
         """Return a worker's update with a value, or with nothing if the worker had no rows."""
         body = EMPTY if value is None else [value, -value]
-        return update_of(self.store, worker, body, sequence=sequence, **self.stamp(worker, **fields))
+        return update_of(self.coordinator, worker, body, sequence=sequence, **self.stamp(worker, **fields))
 
     def say(self, worker, kind, **fields):
         """Return a worker's message of another kind."""
-        return update_of(self.store, worker, kind=kind, **self.stamp(worker, **fields))
+        return update_of(self.coordinator, worker, kind=kind, **self.stamp(worker, **fields))
 
     def give(self, update):
         self.heard[update.worker] = self.now
         self.heard_since += 1
-        reply = give(self.store, update)
-        self.store.sent(update)
+        reply = give(self.coordinator, update)
+        self.coordinator.sent(update)
         return reply
 
     def restored(self, worker):
@@ -176,18 +176,18 @@ class Machine(RuleBasedStateMachine):
     def push_of_the_past(self, worker, value, what):
         """An update of an old generation or of a superseded attempt changes nothing."""
         past = {what: self.stamp(worker)[what] - 1}
-        self.refuse(self.update(worker, value, self.store.aggregation.next_sequence(worker), **past))
+        self.refuse(self.update(worker, value, self.coordinator.aggregation.next_sequence(worker), **past))
 
     @rule(worker=workers_, value=values_)
     def push_of_another_run(self, worker, value):
         """An update of a worker of another run, whose driver has died, changes nothing."""
         other = bytes([(self.run - 1) % 256]) * 16
-        self.refuse(self.update(worker, value, self.store.aggregation.next_sequence(worker), run=other))
+        self.refuse(self.update(worker, value, self.coordinator.aggregation.next_sequence(worker), run=other))
 
     def refuse(self, update):
-        before = state_of(self.store)
-        assert 409 == status_of(lambda: give(self.store, update))
-        assert before == state_of(self.store)
+        before = state_of(self.coordinator)
+        assert 409 == status_of(lambda: give(self.coordinator, update))
+        assert before == state_of(self.coordinator)
 
     # Events of workers and of the driver.
 
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
     def pass_time(self, seconds):
         """All workers are silent for a while, and the driver checks for it."""
         self.now += seconds
-        self.store.membership.looked = self.now
+        self.coordinator.membership.looked = self.now
 
     @settled
     @rule(worker=workers_, seconds=st.sampled_from([0.0, SILENCE]))
@@ -214,10 +214,10 @@ class Machine(RuleBasedStateMachine):
     def restart(self, early):
         """The driver restarts the worker group, perhaps again after some workers have joined."""
         if early:
-            self.generation = self.store.restart()
+            self.generation = self.coordinator.restart()
             for worker in range(early):
                 self.join(worker)
-        self.generation = self.store.restart()
+        self.generation = self.coordinator.restart()
         self.version = 0
         self.roll_back()
         self.join_all()
@@ -225,8 +225,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def keep(self):
         """The driver writes the newest snapshot into a checkpoint."""
-        store = self.store
-        saved = saved_of(store)
+        coordinator = self.coordinator
+        saved = saved_of(coordinator)
         self.kept = packing.pack(saved.values()), deepcopy(self.noted), self.order
 
     @settled
@@ -238,8 +238,8 @@ class Machine(RuleBasedStateMachine):
         saved = Saved.of(packing.unpack(memoryview(data)))
         self.run += 1
         self.open_store()
-        state = packing.like(self.store.aggregation.state, saved.snapshot.rule)
-        self.store.resume(replace(saved.snapshot, rule=state), saved.held)
+        state = packing.like(self.coordinator.aggregation.state, saved.snapshot.rule)
+        self.coordinator.resume(replace(saved.snapshot, rule=state), saved.held)
         self.ledger, self.noted = deepcopy(ledger), deepcopy(ledger)
         self.join_all()
 
@@ -255,29 +255,29 @@ class Machine(RuleBasedStateMachine):
 
     def end_epoch(self, epoch):
         """The driver takes the reports of all present workers, once each."""
-        result = self.store.wait_epoch(epoch, 0)
+        result = self.coordinator.wait_epoch(epoch, 0)
         assert len(self.reporters(epoch)) * ROWS == result.rows
         self.ledger.handed += len(result.losses)
-        self.store.commit(result.snapshot)
-        self.store.release(epoch + 1, NEVER)
+        self.coordinator.commit(result.snapshot)
+        self.coordinator.release(epoch + 1, NEVER)
 
     # The laws.
 
     @invariant()
     def versions_only_grow(self):
         """Within a generation the version grows by one for each counted update or round."""
-        assert self.version <= self.store.aggregation.version == self.ledger.version
-        self.version = self.store.aggregation.version
+        assert self.version <= self.coordinator.aggregation.version == self.ledger.version
+        self.version = self.coordinator.aggregation.version
 
     @invariant()
     def nothing_is_lost_and_nothing_counted_twice(self):
         """The center is the sum of the counted updates."""
-        assert [self.center(), -self.center()] == self.store.aggregation.parameters.tolist()
+        assert [self.center(), -self.center()] == self.coordinator.aggregation.parameters.tolist()
 
     @invariant()
     def the_driver_learns_each_loss_once(self):
         """Each loss is with the driver or waits for it."""
-        assert self.ledger.version == self.ledger.handed + len(self.store.aggregation.losses)
+        assert self.ledger.version == self.ledger.handed + len(self.coordinator.aggregation.losses)
 
 
 # -- without rounds -------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class OneByOne(Machine):
         super().join_all()
 
     def note_ends(self):
-        epochs = {epoch for _, epoch in self.ledger.reports if epoch >= self.store.snapshot.epoch}
+        epochs = {epoch for _, epoch in self.ledger.reports if epoch >= self.coordinator.snapshot.epoch}
         self.over |= {epoch for epoch in epochs if self.there <= self.reporters(epoch)}
 
     def reporters(self, epoch):
@@ -337,7 +337,7 @@ class OneByOne(Machine):
 
     def epoch_of(self, worker):
         """Return the first epoch that a worker has not reported and that is not over."""
-        epoch = self.store.snapshot.epoch
+        epoch = self.coordinator.snapshot.epoch
         while epoch in self.over or (worker, epoch) in self.ledger.reports:
             epoch += 1
         return epoch
@@ -382,7 +382,7 @@ class OneByOne(Machine):
 
     def may_train(self, worker):
         """Return True if a worker may train its epoch: it is at most one ahead."""
-        return worker in self.there and self.epoch_of(worker) <= self.store.released
+        return worker in self.there and self.epoch_of(worker) <= self.coordinator.released
 
     def may_push(self, worker):
         return self.may_train(worker)
@@ -418,9 +418,9 @@ class OneByOne(Machine):
     def stand_again(self, worker):
         """A repeated report of a worker's state does not replace a newer one."""
         if (stood := self.stood[worker]) is not None and worker in self.there and worker not in self.aware:
-            unsaid = worker in self.store.snapshots.awaited
+            unsaid = worker in self.coordinator.snapshots.awaited
             self.give(stood)
-            assert unsaid or worker not in self.store.snapshots.awaited
+            assert unsaid or worker not in self.coordinator.snapshots.awaited
 
     def noted_now(self):
         """Record a snapshot of this moment, after which every worker should report its state."""
@@ -467,9 +467,9 @@ class OneByOne(Machine):
         """A worker requests the current center, which it may have."""
         if worker in self.lost:
             return
-        version = self.store.aggregation.version if known else 0
+        version = self.coordinator.aggregation.version if known else 0
         reply = self.give(self.say(worker, Kind.CENTER, base_version=version))
-        assert self.store.aggregation.version == reply.version
+        assert self.coordinator.aggregation.version == reply.version
         assert (version == reply.version) == (reply.kind is Answer.NOTHING)
         assert reply.kind is Answer.NOTHING or self.center() == reply.parameters[0]
 
@@ -485,7 +485,9 @@ class OneByOne(Machine):
             self.stand(worker)
             epoch = self.epoch_of(worker)
             state = self.is_now(worker, epoch + 1)
-            report = report_of(self.store, worker, epoch, metrics=b"m", state=state, **self.stamp(worker))
+            report = report_of(
+                self.coordinator, worker, epoch, metrics=b"m", state=state, **self.stamp(worker)
+            )
             for _ in range(1 + twice):
                 self.give(report)
             self.ledger.states[worker] = state
@@ -508,10 +510,10 @@ class OneByOne(Machine):
     @rule()
     def note(self):
         """The driver requests a snapshot, after it has taken the epoch's end if there is one."""
-        unsaid, ends = self.unsaid, self.store.snapshot.epoch in self.over
+        unsaid, ends = self.unsaid, self.coordinator.snapshot.epoch in self.over
         if ends:
-            self.end_epoch(self.store.snapshot.epoch)
-        self.store.request_snapshot(ends=ends)
+            self.end_epoch(self.coordinator.snapshot.epoch)
+        self.coordinator.request_snapshot(ends=ends)
         self.noted_now()
         if ends:
             self.unsaid = unsaid
@@ -519,7 +521,7 @@ class OneByOne(Machine):
     @invariant()
     def nobody_takes_room(self):
         """All replies have been sent, so that no exchange takes room."""
-        assert 0 == self.store.aggregation.flights
+        assert 0 == self.coordinator.aggregation.flights
 
 
 class Hogwild(OneByOne):
@@ -555,7 +557,7 @@ class Bounded(OneByOne):
     @invariant()
     def nobody_is_too_far(self):
         """The coordinator's clocks are the expected ones."""
-        assert self.clocks == self.store.aggregation.clocks
+        assert self.clocks == self.coordinator.aggregation.clocks
         assert max(self.clocks.values(), default=0) - min(self.clocks.values(), default=0) <= 2
 
 
@@ -606,8 +608,8 @@ class InRounds(Machine):
         self.at, self.missed, self.replicas = [0] * WORKERS, [0] * WORKERS, [0] * WORKERS
         self.waiting, self.standing, self.reported = [None] * WORKERS, set(), set()
         self.speaks, self.spoken, self.returning = {0}, False, set()
-        self.seen = self.store.newest_snapshot
-        self.dropped = self.store.aggregation.dropped.total()
+        self.seen = self.coordinator.newest_snapshot
+        self.dropped = self.coordinator.aggregation.dropped.total()
         self.open_round()
         super().join_all()
 
@@ -623,7 +625,7 @@ class InRounds(Machine):
     def roll_back(self):
         """Return to the last snapshot, or to an epoch that all have reported, which the driver takes."""
         if self.there <= self.reported and not self.mute:
-            super().end_epoch(self.store.snapshot.epoch - 1)
+            super().end_epoch(self.coordinator.snapshot.epoch - 1)
             self.noted = deepcopy(self.ledger)
         self.ledger = deepcopy(self.noted)
 
@@ -643,7 +645,7 @@ class InRounds(Machine):
             self.let_in(worker, self.ready(worker))
             return
         assert 409 == status_of(lambda: self.join(worker))
-        assert isinstance(self.store.failure, WorkerLostError)
+        assert isinstance(self.coordinator.failure, WorkerLostError)
         self.restart(0)
 
     def gone(self, worker):
@@ -660,17 +662,20 @@ class InRounds(Machine):
 
     def note_cut(self):
         """Record a new snapshot, which readmits waiting workers without an update after it."""
-        store = self.store
-        if store.newest_snapshot.version != self.ledger.version or store.newest_snapshot is self.seen:
+        coordinator = self.coordinator
+        if (
+            coordinator.newest_snapshot.version != self.ledger.version
+            or coordinator.newest_snapshot is self.seen
+        ):
             return
-        self.seen = store.newest_snapshot
+        self.seen = coordinator.newest_snapshot
         self.noted = deepcopy(self.ledger)
         for worker in sorted(self.waiting_room - self.open.keys()):
             self.lost.discard(worker)
             self.waiting_room.discard(worker)
             self.returning.add(worker)
             self.at[worker] = self.missed[worker] = self.ledger.version
-        assert self.lost == store.lost
+        assert self.lost == coordinator.lost
 
     def reporters(self, epoch):
         return self.reported
@@ -697,7 +702,7 @@ class InRounds(Machine):
 
     @property
     def end(self):
-        return WINDOWS * (self.store.snapshot.epoch + 1)
+        return WINDOWS * (self.coordinator.snapshot.epoch + 1)
 
     @rule(steps=st.lists(st.tuples(workers_, st.none() | values_, st.booleans()), min_size=1, max_size=6))
     def step_some(self, steps):
@@ -727,7 +732,7 @@ class InRounds(Machine):
         for value in values:
             for worker in order:
                 self.step(worker, value, False)
-            self.end_epoch(self.store.snapshot.epoch)
+            self.end_epoch(self.coordinator.snapshot.epoch)
 
     def goes_on_again(self, worker, begin):
         """A readmitted worker begins at that snapshot, though rounds may have closed without it since."""
@@ -777,7 +782,7 @@ class InRounds(Machine):
 
     def may_close(self):
         """Return True if the open round may close: it has all workers, or enough and none too far behind."""
-        if self.hybrid is None or self.store.aggregation.whole or self.there <= self.open.keys():
+        if self.hybrid is None or self.coordinator.aggregation.whole or self.there <= self.open.keys():
             return self.there <= self.open.keys()
         with_rows = sum(value is not None for value in self.open.values())
         enough = with_rows >= self.hybrid.quorum or with_rows and self.now >= self.deadline
@@ -799,7 +804,12 @@ class InRounds(Machine):
     def standing_as(self, worker, kind, **fields):
         speaks = self.joint and worker in self.speaks
         replica = [self.replicas[worker], -self.replicas[worker]] if speaks else EMPTY
-        sent = {"parameters": replica, "metrics": b"m", "rows": ROWS, "epoch": self.store.snapshot.epoch}
+        sent = {
+            "parameters": replica,
+            "metrics": b"m",
+            "rows": ROWS,
+            "epoch": self.coordinator.snapshot.epoch,
+        }
         return self.say(worker, kind, **sent | fields)
 
     def report(self, worker, twice):
@@ -814,13 +824,13 @@ class InRounds(Machine):
 
     def end_epoch(self, epoch):
         if not self.there <= self.reported or self.mute:
-            assert self.store.wait_epoch(epoch, 0) is None
+            assert self.coordinator.wait_epoch(epoch, 0) is None
             return
         super().end_epoch(epoch)
         self.reported, self.spoken = set(), False
         self.note_cut()
-        steps = self.store.plans[0].steps
-        assert self.store.progress == pytest.approx(steps * (epoch + 1))
+        steps = self.coordinator.plans[0].steps
+        assert self.coordinator.progress == pytest.approx(steps * (epoch + 1))
 
     @rule(worker=workers_)
     def repeat(self, worker):
@@ -828,21 +838,21 @@ class InRounds(Machine):
         sent = self.sent[worker]
         if sent is None or self.waiting[worker] is not None:
             return
-        before, speaks = state_of(self.store), set(self.speaks)
+        before, speaks = state_of(self.coordinator), set(self.speaks)
         with suppress(RefusedError):  # its round closed long ago
             assert self.give(sent).flags & Flag.DUPLICATE
         self.speaks = speaks  # the worker does not read this answer
-        assert before == state_of(self.store)
+        assert before == state_of(self.coordinator)
 
     @rule()
     def note(self):
         """The driver requests a snapshot as soon as rounds allow."""
-        self.store.request_snapshot()
+        self.coordinator.request_snapshot()
 
     @invariant()
     def what_was_dropped_is_known(self):
         """Dropped late updates are counted."""
-        assert self.dropped == self.store.aggregation.dropped.total()
+        assert self.dropped == self.coordinator.aggregation.dropped.total()
 
 
 class Gradients(InRounds):
@@ -895,10 +905,10 @@ class GoingOn:
         self.pass_time(STALL + 1)
         for other in (self.there | self.waiting_room) - {worker}:
             self.heard[other] = self.now
-            self.store.heartbeat(other, self.generation, self.attempts[other], 0, 0, 0, [])
-        assert self.store.wait_epoch(self.store.shape.epochs, 0) is None
+            self.coordinator.heartbeat(other, self.generation, self.attempts[other], 0, 0, 0, [])
+        assert self.coordinator.wait_epoch(self.coordinator.shape.epochs, 0) is None
         self.gone(worker)
-        assert self.lost == self.store.lost
+        assert self.lost == self.coordinator.lost
 
     @settled
     @precondition(lambda self: getattr(self, "standing", None))
@@ -918,7 +928,7 @@ class GoingOn:
     def push_of_the_lost(self, data):
         """Messages of a lost attempt change nothing."""
         worker = data.draw(st.sampled_from(sorted(self.lost - self.waiting_room)))
-        self.refuse(self.update(worker, 60, self.store.aggregation.next_sequence(worker)))
+        self.refuse(self.update(worker, 60, self.coordinator.aggregation.next_sequence(worker)))
 
     @precondition(lambda self: self.lost)
     @rule(data=st.data())

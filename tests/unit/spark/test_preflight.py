@@ -5,8 +5,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from coordinators import RUN, coordinator_of, together
 from relay import Relay
-from stores import RUN, store_of, together
 
 from sparkdl.errors import StaleWorkerError, WorkerError
 from sparkdl.process import memory
@@ -24,7 +24,7 @@ def identity():
 @contextmanager
 def endpoint(context=None):
     """Yield the port of an endpoint."""
-    with serve(make_app(store_of(workers=1), "secret", Traffic()), "127.0.0.1", 0, 1, context) as port:
+    with serve(make_app(coordinator_of(workers=1), "secret", Traffic()), "127.0.0.1", 0, 1, context) as port:
         yield port
 
 
@@ -88,7 +88,7 @@ def test_another_program_is_named(identity, certificate):
     [(True, f"set PYSPARK_PYTHON={sys.executable} before"), (False, "spark.pyspark.python, or --archives")],
 )
 def test_what_is_missing_is_named_with_what_to_do(local, words):
-    """The remedy for a missing package depends on whether the executor shares the driver's machine."""
+    """The remedy for a missing package differs if the executor shares the driver's machine."""
     expected = preflight.expectations("torch", local=local)
     expected["packages"] = {"no-such-package": "1.0"}
 

@@ -5,8 +5,8 @@ from contextlib import closing
 from unittest import mock
 
 import pytest
+from coordinators import LAYOUT, begun, coordinator_of
 from standalone import eventually
-from stores import LAYOUT, begun, store_of
 
 from sparkdl.errors import RefusedError, TransportError, WorkerError
 from sparkdl.server.http_app import Traffic, make_app
@@ -22,8 +22,8 @@ LONG = [f"{number} {'漢' * 4000}"[:4000] for number in range(60)]  # 24 KB each
 
 
 @pytest.fixture
-def store():
-    return begun(store_of("asynchronous", workers=2))
+def coordinator():
+    return begun(coordinator_of("asynchronous", workers=2))
 
 
 @pytest.fixture
@@ -32,10 +32,12 @@ def log():
 
 
 @pytest.fixture
-def heartbeat(store, log):
+def heartbeat(coordinator, log):
     """The heartbeat of worker 0 with a served endpoint; its thread is not started."""
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
-        exchange = HttpExchange(Endpoint("127.0.0.1", port, "secret", store.shape.run, b""), 0, 1, 1, LAYOUT)
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        exchange = HttpExchange(
+            Endpoint("127.0.0.1", port, "secret", coordinator.shape.run, b""), 0, 1, 1, LAYOUT
+        )
         heartbeat = Heartbeat(exchange, log, pytest.fail)
         with closing(exchange), closing(heartbeat._connection):
             yield heartbeat
@@ -46,12 +48,12 @@ def note(log, *messages):
         log.handle(logging.makeLogRecord({"name": "n", "levelno": logging.WARNING, "msg": message}))
 
 
-def arrived(store):
+def arrived(coordinator):
     """Return the messages that arrived from worker 0, without its name."""
-    return [entry["message"].removeprefix("worker 0: ") for entry in store.take_log()]
+    return [entry["message"].removeprefix("worker 0: ") for entry in coordinator.take_log()]
 
 
-def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
+def test_a_long_log_arrives_in_several_heartbeats(coordinator, log, heartbeat):
     """A long log is split into heartbeats that the endpoint reads, and keeps its order."""
     note(log, *LONG)
     beats = 0
@@ -59,16 +61,16 @@ def test_a_long_log_arrives_in_several_heartbeats(store, log, heartbeat):
         assert heartbeat._beat()
         beats += 1
 
-    assert LONG == arrived(store)
+    assert LONG == arrived(coordinator)
     assert 60 * 24_000 / heartbeats.LOG_BYTES < beats < 12
 
 
-def test_the_last_heartbeats_bring_all_that_is_left(store, log, heartbeat):
+def test_the_last_heartbeats_bring_all_that_is_left(coordinator, log, heartbeat):
     """The last heartbeats of a worker carry all remaining log records."""
     with heartbeat:
         note(log, *LONG)
 
-    assert LONG == arrived(store)
+    assert LONG == arrived(coordinator)
 
 
 def failing(heartbeat, error, *, sent):
@@ -95,7 +97,7 @@ def failing(heartbeat, error, *, sent):
     ],
 )
 def test_records_of_a_heartbeat_without_an_answer_are_sent_again(
-    store, log, heartbeat, monkeypatch, error, sent
+    coordinator, log, heartbeat, monkeypatch, error, sent
 ):
     """Unanswered or refused log records are sent again: they arrive twice if only the answer was lost."""
     monkeypatch.setattr(heartbeat._connection, "call", failing(heartbeat, error, sent=sent))
@@ -104,10 +106,10 @@ def test_records_of_a_heartbeat_without_an_answer_are_sent_again(
     note(log, "third")
     assert heartbeat._beat()
 
-    assert ["first", "second"] * sent + ["first", "second", "third"] == arrived(store)
+    assert ["first", "second"] * sent + ["first", "second", "third"] == arrived(coordinator)
 
 
-def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heartbeat, monkeypatch):
+def test_a_last_heartbeat_whose_connection_broke_is_sent_again(coordinator, log, heartbeat, monkeypatch):
     """The last heartbeat is sent again if its connection broke."""
     request, failures = heartbeat._connection._http.request, [ConnectionResetError()]
 
@@ -120,26 +122,26 @@ def test_a_last_heartbeat_whose_connection_broke_is_sent_again(store, log, heart
     with heartbeat:
         note(log, "last")
 
-    assert ([], ["last"]) == (failures, arrived(store))
+    assert ([], ["last"]) == (failures, arrived(coordinator))
 
 
-def test_the_last_heartbeat_states_what_was_left_out(store, log, heartbeat):
+def test_the_last_heartbeat_states_what_was_left_out(coordinator, log, heartbeat):
     """A worker that logs without end sends a limited number of lines, and how many others there were."""
     with heartbeat:
         note(log, *map(str, range(LINES_OF_WORKER + 1234)))
 
-    *lines, last = arrived(store)
+    *lines, last = arrived(coordinator)
     assert list(map(str, range(LINES_OF_WORKER))) == lines
     assert last.startswith("Left out 1,234 log lines at WARNING or above: a worker sends at most 100 ")
 
 
-def test_a_line_names_its_worker_once(store, log, heartbeat):
+def test_a_line_names_its_worker_once(coordinator, log, heartbeat):
     """A line begins with its worker on the driver, also if the worker's own text does."""
     note(log, "ready", "Worker 0 is ready", "worker 1 is not")
     assert heartbeat._beat()
 
     expected = ["worker 0: ready", "Worker 0 is ready", "worker 0: worker 1 is not"]
-    assert expected == [entry["message"] for entry in store.take_log()]
+    assert expected == [entry["message"] for entry in coordinator.take_log()]
 
 
 @pytest.mark.parametrize("status", [400, 401, 409, 410, 413, 500])
@@ -151,15 +153,15 @@ def test_only_the_end_of_an_attempt_or_a_run_ends_its_heartbeats(status, heartbe
     assert (status not in (409, 410)) is heartbeat._beat()
 
 
-def test_a_heartbeat_that_fails_fails_its_worker_by_name(store):
+def test_a_heartbeat_that_fails_fails_its_worker_by_name(coordinator):
     """If the heartbeat's thread fails, the driver gets the reason, and the worker does not count as lost."""
     loop = mock.Mock()
     loop.position.side_effect = MemoryError("no room")
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
-        attempt = Attempt(0, 1, 1, 1, Endpoint("127.0.0.1", port, "secret", store.shape.run, b""))
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 2) as port:
+        attempt = Attempt(0, 1, 1, 1, Endpoint("127.0.0.1", port, "secret", coordinator.shape.run, b""))
         with membership(attempt, LAYOUT) as (_, heartbeat):
             heartbeat.follow(loop)
-            assert eventually(lambda: store.failure is not None, 10)
+            assert eventually(lambda: coordinator.failure is not None, 10)
 
-    assert isinstance(store.failure, WorkerError)
-    assert "no room (worker 0 on " in str(store.failure)
+    assert isinstance(coordinator.failure, WorkerError)
+    assert "no room (worker 0 on " in str(coordinator.failure)

@@ -104,7 +104,7 @@ def test_lines_that_are_put_back_come_first(lines):
 
 
 def test_what_was_left_out_is_stated_until_it_arrives(lines):
-    """If the line with the count could not be sent, a later one has the count, with what was added to it."""
+    """If the line with the count could not be sent, a later line has the count of all lines left out."""
     add(lines, "1", "2", "3")
     lines.end_period()
     assert 3 == len(lines)

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from coordinators import KINDS, NEVER, coordinator_of, together
 from counted import SIZE, Job, started, total, work
 from network import ADDRESS, Network, on
 from relay import Relay
-from stores import KINDS, NEVER, store_of, together
 
 from sparkdl import FaultTolerance
 from sparkdl.server import http_server
@@ -54,14 +54,16 @@ class Run:
 
     def __init__(self, setting, network, stack, *, updates=UPDATES, size=SIZE, **relay):
         self.updates = updates
-        self.store = store_of(workers=WORKERS, size=size, epochs=1, stall=STALL, **SETTINGS[setting])
-        self.store.release(1, NEVER)
-        app = make_app(self.store, "secret", Traffic())
+        self.coordinator = coordinator_of(
+            workers=WORKERS, size=size, epochs=1, stall=STALL, **SETTINGS[setting]
+        )
+        self.coordinator.release(1, NEVER)
+        app = make_app(self.coordinator, "secret", Traffic())
         port = stack.enter_context(serve(app, ADDRESS, 0, WORKERS))
-        stack.callback(self.store.close)
+        stack.callback(self.coordinator.close)
         self.relay = stack.enter_context(Relay(port, 0, host=ADDRESS, **relay)) if relay else None
         port = self.relay.port if relay else port
-        job = Job(ADDRESS, port, 0, KINDS[self.store.shape.plan.joint], updates, 0.01, size)
+        job = Job(ADDRESS, port, 0, KINDS[self.coordinator.shape.plan.joint], updates, 0.01, size)
         self.processes = [
             stack.enter_context(started(replace(job, worker=worker), network.command(worker)))
             for worker in range(WORKERS)
@@ -69,23 +71,23 @@ class Run:
 
     def drive(self, until):
         """Drive the run until a condition holds or the run has failed; return the condition."""
-        while not (reached := until()) and self.store.failure is None:
-            self.store.wait_epoch(0, 0.02)
+        while not (reached := until()) and self.coordinator.failure is None:
+            self.coordinator.wait_epoch(0, 0.02)
         return reached
 
     def counted(self, worker):
         """Return the number of merged updates of a worker."""
-        return self.store.aggregation.next_sequence(worker)
+        return self.coordinator.aggregation.next_sequence(worker)
 
     def end(self):
         """Wait for the workers to finish; assert that each update counted once."""
         self.drive(lambda: all(process.poll() is not None for process in self.processes))
-        assert self.store.failure is None
+        assert self.coordinator.failure is None
         outputs = [process.communicate(timeout=30) for process in self.processes]
         assert [0] * WORKERS == [process.returncode for process in self.processes], outputs
         assert [self.updates] * WORKERS == [self.counted(worker) for worker in range(WORKERS)]
-        sums = [self.store.aggregation.snapshot()[0]]
-        if self.store.shape.plan.joint:
+        sums = [self.coordinator.aggregation.snapshot()[0]]
+        if self.coordinator.shape.plan.joint:
             sums = [WORKERS * np.sum(json.loads(out), axis=0) for out, _ in outputs]
         assert {float(total(WORKERS, self.updates))} == set(np.concatenate(sums).tolist())
 
@@ -122,8 +124,8 @@ def after(seconds):
 def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeypatch):
     """A worker without a route to the driver keeps trying until there is one."""
     monkeypatch.setattr(client.random, "uniform", lambda low, high: low / 100)  # pauses between tries
-    store = store_of("asynchronous", workers=1, size=SIZE, merge="sum")
-    store.release(0, NEVER)
+    coordinator = coordinator_of("asynchronous", workers=1, size=SIZE, merge="sum")
+    coordinator.release(0, NEVER)
     away = network.workers[0]
 
     def worker(job):
@@ -132,17 +134,17 @@ def test_a_worker_that_finds_no_way_to_the_driver_waits_for_one(network, monkeyp
 
     def rescuer():
         time.sleep(1)
-        assert {} == store.members
+        assert {} == coordinator.members
         network.mend(0, away)
 
-    with serve(make_app(store, "secret", Traffic()), ADDRESS, 0, 1) as port:
+    with serve(make_app(coordinator, "secret", Traffic()), ADDRESS, 0, 1) as port:
         job = Job(ADDRESS, port, 0, Kind.DELTA, 5)
         network.cut(0, away)
         replies, rescued = together(lambda: worker(job), rescuer)
         network.cut(0, away)
         monkeypatch.setattr(client, "OUTAGE_SECONDS", 0.1)
         (error,) = together(lambda: worker(job))
-        store.close()
+        coordinator.close()
 
     assert rescued is None
     assert [total(1, 5)] * SIZE == replies[-1]

@@ -16,10 +16,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from coordinators import coordinator_of, state_of, together
 from hypothesis import given
 from hypothesis import strategies as st
 from served import served
-from stores import state_of, store_of, together
 
 from sparkdl import Network
 from sparkdl.errors import ConfigError, TransportError
@@ -39,13 +39,13 @@ def identity():
 
 
 @pytest.fixture
-def store():
-    return store_of("asynchronous", workers=1)
+def coordinator():
+    return coordinator_of("asynchronous", workers=1)
 
 
 @pytest.fixture
-def port(store, identity):
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port:
+def port(coordinator, identity):
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port:
         yield port
 
 
@@ -197,27 +197,27 @@ def has_data(sock):
         return False
 
 
-def test_who_does_not_encrypt_gets_no_answer(port, store, identity, monkeypatch):
+def test_who_does_not_encrypt_gets_no_answer(port, coordinator, identity, monkeypatch):
     """A worker and an endpoint of which only one uses TLS get no answer, and the error says so."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-    before = state_of(store)
+    before = state_of(coordinator)
     plain = Connection(Endpoint("127.0.0.1", port, "secret", RUN), retries=0)
     with closing(plain), pytest.raises(TransportError):
         plain.call("/v1/join", worker=0, generation=1, attempt=1, host="h", pid=1)
 
-    with serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1) as open_port:
+    with serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 1) as open_port:
         encrypted = Connection(Endpoint("127.0.0.1", open_port, "secret", RUN, identity[1]), retries=0)
         with closing(encrypted), pytest.raises(TransportError, match="TLS: "):
             encrypted.call("/v1/join", worker=0, generation=1, attempt=1, host="h", pid=1)
 
-    assert before == state_of(store)
+    assert before == state_of(coordinator)
 
 
-def test_a_relay_sees_neither_token_nor_weights(identity, store):
+def test_a_relay_sees_neither_token_nor_weights(identity, coordinator):
     """A relay that reads the traffic sees neither the token nor HTTP."""
     seen = bytearray()
     with (
-        serve(make_app(store, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port,
+        serve(make_app(coordinator, "secret", Traffic()), "127.0.0.1", 0, 1, identity[0]) as port,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
 

@@ -4,10 +4,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from coordinators import coordinator_of, impatient, status_of, together, update_of
+from coordinators import give as hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import give as hand
-from stores import impatient, status_of, store_of, together, update_of
 
 from sparkdl.data.blocks import TRAINING, Block
 from sparkdl.data.column import Column
@@ -33,7 +33,7 @@ SCHEMA = Schema(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("spool"))
+    return str(tmp_path_factory.mktemp("spill"))
 
 
 def block_of(keys):
@@ -49,15 +49,15 @@ def block_of(keys):
     return Block(keys, TRAINING, columns)
 
 
-def spool_of(keys, folder, size=3):
-    spool = SpillFile(SCHEMA, folder, 0)
-    spool.extend(block_of(keys[start : start + size]) for start in range(0, len(keys), size))
-    return spool
+def spill_file_of(keys, folder, size=3):
+    file = SpillFile(SCHEMA, folder, 0)
+    file.extend(block_of(keys[start : start + size]) for start in range(0, len(keys), size))
+    return file
 
 
-def labels_of(spool):
+def labels_of(file):
     """Return the labels of a spill's rows, after checking the other values against them."""
-    rows = spool.rows(TRAINING)
+    rows = file.rows(TRAINING)
     if not rows.count:
         return []
     (x, sparse, texts), labels, _ = rows.batch(np.arange(rows.count))
@@ -98,13 +98,13 @@ def test_rows_of_every_kind_travel_as_they_are(keys):
         np.testing.assert_array_equal(*whole)
 
 
-def rebalanced(store, shares, folder, attempts):
+def rebalanced(coordinator, shares, folder, attempts):
     """Return each worker's labels after the exchange of rows, and the spills."""
 
     def work(worker):
-        spool = spool_of(shares[worker], folder)
-        rebalance(spool, worker, LocalExchange(store, worker, attempts[worker]))
-        return labels_of(spool), spool.fingerprint
+        file = spill_file_of(shares[worker], folder)
+        rebalance(file, worker, LocalExchange(coordinator, worker, attempts[worker]))
+        return labels_of(file), file.fingerprint
 
     return together(*(lambda worker=worker: work(worker) for worker in attempts))
 
@@ -118,10 +118,10 @@ def rebalanced(store, shares, folder, attempts):
 def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
     """Shares differ by one row at most; a restarted worker gets the same rows in any order of arrival."""
     shares = [[key for key, owner in enumerate(owners) if owner == worker] for worker in range(3)]
-    store = store_of("asynchronous", workers=3)
-    found = rebalanced(store, shares, folder, dict.fromkeys(range(3), 1))
+    coordinator = coordinator_of("asynchronous", workers=3)
+    found = rebalanced(coordinator, shares, folder, dict.fromkeys(range(3), 1))
     random.shuffle(shares[lost])
-    again = rebalanced(store, shares, folder, {lost: 2})
+    again = rebalanced(coordinator, shares, folder, {lost: 2})
     counts = [len(labels) for labels, _ in found]
 
     assert sorted(sum((labels for labels, _ in found), [])) == list(range(len(owners)))
@@ -132,68 +132,68 @@ def test_shares_differ_by_one_row_at_most(folder, owners, random, lost):
 
 def test_rows_of_many_bytes_stay_where_they_are(folder):
     """Rows stay where they are if moving them would exceed the endpoint's memory limit."""
-    store = store_of("asynchronous", workers=2)
+    coordinator = coordinator_of("asynchronous", workers=2)
     with mock.patch.object(module, "MOST_BYTES", 10):
-        found = rebalanced(store, [[1, 2, 3], []], folder, {0: 1, 1: 1})
+        found = rebalanced(coordinator, [[1, 2, 3], []], folder, {0: 1, 1: 1})
 
     assert [[1, 2, 3], []] == [sorted(labels) for labels, _ in found]
 
 
 def joined(workers=2, **fields):
-    store = store_of("asynchronous", workers=workers, **fields)
+    coordinator = coordinator_of("asynchronous", workers=workers, **fields)
     for worker in range(workers):
-        store.join(worker, store.generation, 1, "host", 1)
-    return store
+        coordinator.join(worker, coordinator.generation, 1, "host", 1)
+    return coordinator
 
 
-def told(store, worker, kind, **fields):
+def told(coordinator, worker, kind, **fields):
     with impatient():
-        return hand(store, update_of(store, worker, kind=kind, **{"rows": 0, **fields}))
+        return hand(coordinator, update_of(coordinator, worker, kind=kind, **{"rows": 0, **fields}))
 
 
 def test_a_worker_asks_again_until_all_have_reported():
     """A worker asks again until all have reported, and gets every worker's number of rows."""
-    store = joined()
+    coordinator = joined()
 
     most = 2**64 - 1  # of the header's field
-    assert told(store, 0, Kind.SHARE, rows=5).flags & Flag.AGAIN
-    assert not told(store, 1, Kind.SHARE, rows=most).flags & Flag.AGAIN
-    reply = told(store, 0, Kind.SHARE, flags=Flag.AWAIT)
+    assert told(coordinator, 0, Kind.SHARE, rows=5).flags & Flag.AGAIN
+    assert not told(coordinator, 1, Kind.SHARE, rows=most).flags & Flag.AGAIN
+    reply = told(coordinator, 0, Kind.SHARE, flags=Flag.AWAIT)
     assert [5, most] == np.frombuffer(reply.state, "<u8").tolist()
 
 
 def test_rows_are_taken_once_they_were_given():
     """Rows are kept after they were taken, for a worker that restarts."""
-    store = joined()
+    coordinator = joined()
 
-    assert told(store, 1, Kind.TAKE, sequence=0).flags & Flag.AGAIN
-    told(store, 0, Kind.GIVE, sequence=1, state=b"rows")
-    assert [told(store, 1, Kind.TAKE, sequence=0).state for _ in range(2)] == [b"rows", b"rows"]
+    assert told(coordinator, 1, Kind.TAKE, sequence=0).flags & Flag.AGAIN
+    told(coordinator, 0, Kind.GIVE, sequence=1, state=b"rows")
+    assert [told(coordinator, 1, Kind.TAKE, sequence=0).state for _ in range(2)] == [b"rows", b"rows"]
 
 
 def test_another_number_of_rows_is_refused_once_others_count_on_it():
     """Another number of rows is refused once others rely on it: rows would be lost or repeated."""
-    store = joined()
-    told(store, 0, Kind.SHARE, rows=5)
-    told(store, 0, Kind.SHARE, rows=6)
-    told(store, 1, Kind.SHARE, rows=7)
+    coordinator = joined()
+    told(coordinator, 0, Kind.SHARE, rows=5)
+    told(coordinator, 0, Kind.SHARE, rows=6)
+    told(coordinator, 1, Kind.SHARE, rows=7)
 
-    assert status_of(lambda: told(store, 0, Kind.SHARE, rows=5)) == 422
-    assert isinstance(store.failure, DataError)
-    assert "restarted with 5 rows instead of 6" in str(store.failure)
+    assert status_of(lambda: told(coordinator, 0, Kind.SHARE, rows=5)) == 422
+    assert isinstance(coordinator.failure, DataError)
+    assert "restarted with 5 rows instead of 6" in str(coordinator.failure)
 
 
 def test_workers_that_start_together_again_report_anew():
     """Workers of a new generation report anew: Spark may have dealt other rows to them."""
-    store = joined()
+    coordinator = joined()
     for worker in range(2):
-        told(store, worker, Kind.SHARE, rows=5)
-        told(store, worker, Kind.GIVE, sequence=1 - worker, state=b"rows")
-    store.restart()
-    store.join(0, store.generation, 1, "host", 1)
+        told(coordinator, worker, Kind.SHARE, rows=5)
+        told(coordinator, worker, Kind.GIVE, sequence=1 - worker, state=b"rows")
+    coordinator.restart()
+    coordinator.join(0, coordinator.generation, 1, "host", 1)
 
-    assert told(store, 0, Kind.SHARE, rows=9).flags & Flag.AGAIN
-    assert told(store, 0, Kind.TAKE, sequence=1).flags & Flag.AGAIN
+    assert told(coordinator, 0, Kind.SHARE, rows=9).flags & Flag.AGAIN
+    assert told(coordinator, 0, Kind.TAKE, sequence=1).flags & Flag.AGAIN
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_workers_that_start_together_again_report_anew():
 )
 def test_rows_for_an_unknown_worker_and_sections_out_of_place_are_refused(kind, fields, status):
     """Rows for an unknown worker and misplaced sections are refused and not stored."""
-    store = joined()
+    coordinator = joined()
 
-    assert status_of(lambda: told(store, 0, kind, **fields)) == status
-    assert not store.rebalance.given
+    assert status_of(lambda: told(coordinator, 0, kind, **fields)) == status
+    assert not coordinator.rebalance.given

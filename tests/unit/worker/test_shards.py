@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from coordinators import EMPTY, LAYOUT, NEVER, RUN, coordinator_of, impatient, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from standalone import eventually
-from stores import EMPTY, LAYOUT, NEVER, RUN, impatient, store_of, together
 
 from sparkdl.core.codecs import CODECS
 from sparkdl.errors import RefusedError, WorkerLostError
@@ -32,7 +32,7 @@ PART = range_digest(LAYOUT, (0, 4))
 
 def counting(workers, statistics=0, **shape):
     """Return the coordinator of a run whose workers average gradients among themselves."""
-    plain = store_of(workers=workers, statistics=statistics, size=0, **shape)
+    plain = coordinator_of(workers=workers, statistics=statistics, size=0, **shape)
     terms = AggregationSpec("synchronous", True, workers, None, sharded=True)
     return Coordinator(plain.shape, make_aggregation(terms, EMPTY, np.zeros(statistics, np.float32)))
 
@@ -48,17 +48,17 @@ class Workers:
     """
 
     def __init__(self, stack, workers, size, *, tls=False, statistics=0, scaled=False, codec=None):
-        self.store = counting(workers, statistics)
+        self.coordinator = counting(workers, statistics)
         context, certificate = server_context() if tls else (None, b"")
         port = stack.enter_context(
-            serve(make_app(self.store, "secret", Traffic()), "127.0.0.1", 0, workers, context)
+            serve(make_app(self.coordinator, "secret", Traffic()), "127.0.0.1", 0, workers, context)
         )
-        stack.callback(self.store.close)
-        self.store.release(0, NEVER)
+        stack.callback(self.coordinator.close)
+        self.coordinator.release(0, NEVER)
         endpoint = Endpoint("127.0.0.1", port, "secret", RUN, certificate)
         self.exchanges, self.ends = [], []
         for worker in range(workers):
-            driver = HttpExchange(endpoint, worker, 1, self.store.generation, LAYOUT, codec=codec)
+            driver = HttpExchange(endpoint, worker, 1, self.coordinator.generation, LAYOUT, codec=codec)
             stack.callback(driver.close)
             driver.join("host", 1)
             self.ends.append(stack.enter_context(ExitStack()))
@@ -98,8 +98,8 @@ def noise(seed, size):
 
 def averaged(gradients, rows):
     """Return the mean that an endpoint on the driver computes."""
-    store = store_of(workers=len(gradients), size=len(gradients[0]))
-    rounds = store.aggregation
+    coordinator = coordinator_of(workers=len(gradients), size=len(gradients[0]))
+    rounds = coordinator.aggregation
     for worker, gradient in enumerate(gradients):
         update = Update(Kind.GRADIENT, worker=worker, rows=rows[worker], parameters=gradient)
         if rows[worker]:
@@ -139,7 +139,7 @@ def test_a_gradient_that_a_codec_cannot_hold_is_not_merged(stack):
 
     for reply in replies:
         np.testing.assert_allclose(noise(0, 100), reply.parameters, rtol=1e-2)
-    assert 1 == workers.store.counters["not_finite"]
+    assert 1 == workers.coordinator.counters["not_finite"]
 
 
 def test_parts_that_wait_for_a_slow_worker_are_sent_again(stack, monkeypatch):
@@ -241,7 +241,7 @@ def test_the_mean_has_the_bits_of_an_endpoint_on_the_driver(stack, workers, size
         for reply in replies:
             assert (Answer.MEAN, sequence + 1) == (reply.kind, reply.version)
             np.testing.assert_array_equal(expected, reply.parameters)
-    assert 3 * workers == group.store.counters["exchanges"]
+    assert 3 * workers == group.coordinator.counters["exchanges"]
 
 
 def test_a_worker_without_rows_takes_part(stack):
@@ -274,13 +274,13 @@ def test_a_gradient_with_nan_is_not_merged(stack, bad):
     for reply in (first, second):
         np.testing.assert_array_equal(noise(0, 100), reply.parameters)
     assert (Flag.NONE, Flag.NOT_FINITE) == (first.flags, second.flags)
-    assert 1 == group.store.counters["not_finite"]
+    assert 1 == group.coordinator.counters["not_finite"]
 
 
 def test_a_gradient_of_a_scaled_loss_may_be_infinite(stack):
     """A scaled loss may overflow; all replicas see it in the mean."""
     group = Workers(stack, 2, 100, scaled=True)
-    object.__setattr__(group.store.shape, "scaled", True)
+    object.__setattr__(group.coordinator.shape, "scaled", True)
     replies = group.round(0, [noise(0, 100), np.full(100, np.inf)])
 
     assert all(np.isinf(reply.parameters).all() for reply in replies)

@@ -7,7 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.blocks import TRAINING, VALIDATION, Block
 from sparkdl.data.column import Column
 from sparkdl.data.schema import Schema
@@ -72,7 +72,7 @@ def test_the_rows_of_an_rdd_are_split_by_a_seed():
 )
 def test_keys_say_where_a_row_comes_from(rows, seeds, origin):
     """A row is named by its place and its position there; scrambled keys are known by their seeds."""
-    keys = rows.keys(Plan(rows=(), worker=0, batch_size=8, window=1, joint=True, shuffle=True, seed=9))
+    keys = rows.keys(BatchPlan(rows=(), worker=0, batch_size=8, window=1, joint=True, shuffle=True, seed=9))
 
     assert seeds == keys.seeds
     assert origin == keys.origin((2 << 40) + 5)

@@ -6,7 +6,7 @@ from functools import partial
 import keras
 import numpy as np
 
-from sparkdl.data.batch_plan import Plan, even_split, ranks
+from sparkdl.data.batch_plan import BatchPlan, even_split, ranks
 from sparkdl.data.schema import Sample
 from sparkdl.data.spill import Rows
 from sparkdl.driver.epochs import DriverModel, Metrics
@@ -56,7 +56,7 @@ def train(
     seen=None,
     recovery=None,
     snapshot=None,
-    stores=None,
+    coordinators=None,
     reports=None,
     goes_on=False,
     slices=1 << 20,
@@ -65,7 +65,7 @@ def train(
 
     With a ``seed`` each epoch has its own order. In a ``world`` time is virtual, and a batch of worker k
     takes ``paces[k]()`` seconds. ``seen`` is called with the snapshot of each epoch. The run resumes from
-    ``snapshot`` if it is given. Its coordinator is appended to ``stores``, the workers' metrics at the
+    ``snapshot`` if it is given. Its coordinator is appended to ``coordinators``, the workers' metrics at the
     end of each epoch to ``reports``. ``goes_on``: True if the run continues after the loss of a worker.
 
     Returns:
@@ -78,7 +78,7 @@ def train(
     keras_metrics.build_metrics(model, *schema.batch([array[:2] for array in sample.values]))
     spec, objects = serialization.freeze(model)
     layouts = Layouts.of(model)
-    plan = Plan(
+    plan = BatchPlan(
         (), 0, batch_size, window, joint, seed is not None, seed or 0, steps_per_epoch=steps_per_epoch
     )
     rule, power = choose(merge, mode=mode, window=window)
@@ -103,11 +103,11 @@ def train(
     make = aggregation or partial(make_aggregation, decays=keras_variables.decays(model))
     tables = sliced_tables(layouts.trainable, joint=joint)
     terms = AggregationSpec(mode, joint, len(rows), rule, staleness, hybrid, tables)
-    store = Coordinator(shape, make(terms, center, held))
+    coordinator = Coordinator(shape, make(terms, center, held))
     if snapshot is not None:
-        store.resume(snapshot, tuple(map(RowsHeld, rows)))
-    if stores is not None:
-        stores.append(store)
+        coordinator.resume(snapshot, tuple(map(RowsHeld, rows)))
+    if coordinators is not None:
+        coordinators.append(coordinator)
     settings = TrainSettings(
         plan=plan,
         epochs=epochs,
@@ -132,21 +132,23 @@ def train(
                 if paces is not None:
                     slow(replica, lambda: world.sleep(paces[worker]()))
                 options = {"replica": replica, "rows": mine, "validation": none}
-                loop(settings, worker, exchange=exchange(store, worker), **options).run({})
+                loop(settings, worker, exchange=exchange(coordinator, worker), **options).run({})
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the test
             errors.append(error)
-            store.close()
+            coordinator.close()
 
     world = world or Threads()
-    world.live_in(store)
+    world.live_in(coordinator)
     for worker in range(len(rows)):
         world.spawn(work, worker)
     losses = []
-    world.spawn(drive, store, epochs, optimizers.learning_rate(model), losses, world.patience, seen, reports)
+    world.spawn(
+        drive, coordinator, epochs, optimizers.learning_rate(model), losses, world.patience, seen, reports
+    )
     world.run()
-    if errors or store.failure is not None:
-        raise store.failure or errors[0]
-    snapshot = store.snapshot
+    if errors or coordinator.failure is not None:
+        raise coordinator.failure or errors[0]
+    snapshot = coordinator.snapshot
     keras_variables.write(keras_variables.trainable(model), layouts.trainable.unpack(snapshot.parameters))
     keras_variables.write(keras_variables.statistics(model), layouts.statistics.unpack(snapshot.statistics))
     optimizers.batches_seen(model).assign(round(snapshot.progress))
@@ -180,30 +182,30 @@ def fit(model, x, y, sample_weight=None, *, mode="synchronous", window=1, rows, 
     optimizers.finalize(model, driver.variables.trainable)
     shared = [(), ()] * epochs
     if divides and len(rows) > 1:
-        plan = Plan(rows, 0, batch_size, window, True, False, 0)
+        plan = BatchPlan(rows, 0, batch_size, window, True, False, 0)
         parts = np.split(np.array(found), epochs)
         shared = [(part, plan.batch_rows(epoch)) for epoch, part in enumerate(parts)]
     merged = [metrics.merge(states, *of) for states, of in zip(reports, shared, strict=False)]
     return {name: [each[name] for each in merged] for name in merged[0]}
 
 
-def drive(store, epochs, learning_rate, losses, patience, seen, reports):
+def drive(coordinator, epochs, learning_rate, losses, patience, seen, reports):
     """Drive a run; append the losses of its updates to ``losses``."""
-    for epoch in range(store.snapshot.epoch, epochs):
-        store.release(epoch, learning_rate)
+    for epoch in range(coordinator.snapshot.epoch, epochs):
+        coordinator.release(epoch, learning_rate)
         result = None
         while result is None:
-            if store.closed or store.failure is not None:
-                store.close()
+            if coordinator.closed or coordinator.failure is not None:
+                coordinator.close()
                 return
-            result = store.wait_epoch(epoch, patience)
+            result = coordinator.wait_epoch(epoch, patience)
         losses += result.losses
         if reports is not None:
             reports.append(result.metrics)
         if seen is not None:
             seen(result.snapshot)
-        store.commit(result.snapshot)
-    store.stop()
+        coordinator.commit(result.snapshot)
+    coordinator.stop()
 
 
 class Threads:
@@ -214,7 +216,7 @@ class Threads:
     def __init__(self):
         self.threads = []
 
-    def live_in(self, store):
+    def live_in(self, coordinator):
         """Do nothing: a coordinator waits in real time by itself."""
 
     def spawn(self, function, *arguments):

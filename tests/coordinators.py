@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sparkdl.data.batch_plan import Plan
+from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver.checkpoints import Description, Saved
 from sparkdl.errors import RefusedError
 from sparkdl.rules import choose
@@ -29,7 +29,7 @@ def vector(*values):
     return np.array(values, np.float32)
 
 
-def store_of(
+def coordinator_of(
     mode="synchronous",
     *,
     workers=3,
@@ -47,7 +47,7 @@ def store_of(
 ):
     """Return the coordinator of a run that no worker has joined: batches of 4 rows, an exchange per batch."""
     joint = mode == "synchronous" if joint is None else joint
-    plan = Plan((), 0, 4, 1, joint, False, 0)
+    plan = BatchPlan((), 0, 4, 1, joint, False, 0)
     run = RunSpec(
         **{"run": RUN, "layout": LAYOUT, "num_workers": workers, "plan": plan, "epochs": 2, **shape}
     )
@@ -57,36 +57,36 @@ def store_of(
     return kind(run, make_aggregation(terms, parameters, np.zeros(statistics, np.float32), decays))
 
 
-def begun(store, rows=10, attempt=1):
+def begun(coordinator, rows=10, attempt=1):
     """Let every worker join and be ready with ``rows`` rows; return the coordinator."""
-    outcomes_of(store, [RowsHeld(rows)] * store.shape.num_workers, attempt)
-    return store
+    outcomes_of(coordinator, [RowsHeld(rows)] * coordinator.shape.num_workers, attempt)
+    return coordinator
 
 
-def outcomes_of(store, held, attempt=1):
+def outcomes_of(coordinator, held, attempt=1):
     """Let every worker join and report its rows; return the outcome of each."""
-    store.release(store.snapshot.epoch, NEVER)
+    coordinator.release(coordinator.snapshot.epoch, NEVER)
     for worker in range(len(held)):
-        store.join(worker, store.generation, attempt, "host", 1)
+        coordinator.join(worker, coordinator.generation, attempt, "host", 1)
 
     def ready(worker):
         rows, fingerprint = held[worker]
-        return store.ready(worker, store.generation, attempt, rows, 0, {}, fingerprint)
+        return coordinator.ready(worker, coordinator.generation, attempt, rows, 0, {}, fingerprint)
 
     return together(*(lambda k=k: ready(k) for k in range(len(held))))
 
 
-def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fields):
+def update_of(coordinator, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fields):
     """Return an update stamped as by a worker of the current generation."""
     parameters = np.asarray(parameters, np.float32)
     values = {
-        "kind": KINDS[store.shape.plan.joint] if kind is None else kind,
+        "kind": KINDS[coordinator.shape.plan.joint] if kind is None else kind,
         "worker": worker,
         "rows": (4 if len(parameters) else 0) if rows is None else rows,
         "loss": 1.0,
         "steps": 1,
         "parameters": parameters,
-        "generation": store.generation,
+        "generation": coordinator.generation,
         "attempt": 1,
         "run": RUN,
         "layout": LAYOUT,
@@ -94,20 +94,20 @@ def update_of(store, worker=0, parameters=EMPTY, *, kind=None, rows=None, **fiel
     return Update(**values | fields)
 
 
-def report_of(store, worker, epoch=0, **fields):
+def report_of(coordinator, worker, epoch=0, **fields):
     """Return a worker's report at the end of an epoch."""
-    return update_of(store, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
+    return update_of(coordinator, worker, kind=Kind.REPORT, epoch=epoch, **{"rows": 10, **fields})
 
 
-def give(store, update):
+def give(coordinator, update):
     """Pass an update to a coordinator as its server does; return the reply."""
-    store.admit(update, lengths_of(update))
-    return store.exchange(update, lambda: update)
+    coordinator.admit(update, lengths_of(update))
+    return coordinator.exchange(update, lambda: update)
 
 
-def push(store, worker, parameters=EMPTY, **fields):
+def push(coordinator, worker, parameters=EMPTY, **fields):
     """Pass a new update to a coordinator; return the reply."""
-    return give(store, update_of(store, worker, parameters, **fields))
+    return give(coordinator, update_of(coordinator, worker, parameters, **fields))
 
 
 def status_of(call):
@@ -142,32 +142,32 @@ def impatient():
         yield
 
 
-def moved(store):
+def moved(coordinator):
     """Give a coordinator a clock at 0, with every worker just heard; return a function that sets it."""
     now = [0.0]
-    store.state.clock = lambda: now[0]
-    for member in store.members.values():
+    coordinator.state.clock = lambda: now[0]
+    for member in coordinator.members.values():
         member.heard = 0.0
     return lambda seconds: now.__setitem__(0, float(seconds))
 
 
-def state_of(store):
+def state_of(coordinator):
     """Return the state of a coordinator that a refused request must not change."""
-    parameters, statistics, version = store.aggregation.snapshot()
-    members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in store.members.items()}
-    sequences = [store.aggregation.next_sequence(k) for k in range(store.shape.num_workers)]
+    parameters, statistics, version = coordinator.aggregation.snapshot()
+    members = {k: (m.attempt, m.held, m.epoch, m.seen_rows) for k, m in coordinator.members.items()}
+    sequences = [coordinator.aggregation.next_sequence(k) for k in range(coordinator.shape.num_workers)]
     return (
         parameters.tolist(),
         statistics.tolist(),
         version,
-        store.generation,
-        store.progress,
+        coordinator.generation,
+        coordinator.progress,
         members,
         sequences,
-        sorted(store.epochs.reports),
-        store.snapshot.epoch,
-        store.failure,
-        list(store.aggregation.losses),
+        sorted(coordinator.epochs.reports),
+        coordinator.snapshot.epoch,
+        coordinator.failure,
+        list(coordinator.aggregation.losses),
     )
 
 
@@ -197,18 +197,18 @@ def all_of(value, seen=None):
     return value
 
 
-def saved_of(store):
+def saved_of(coordinator):
     """Return the newest snapshot of a coordinator as a checkpoint of a run without settings."""
     return Saved(
         settings={},
         first=(0, 0.0),
-        snapshot=store.newest_snapshot,
-        held=store.held,
+        snapshot=coordinator.newest_snapshot,
+        held=coordinator.held,
         learning_rate=0.1,
         history={},
         epochs=[],
         training={},
-        counters=store.counters,
+        counters=coordinator.counters,
         stopped=False,
         description=Description({}, 0.1, [], ""),
     )
