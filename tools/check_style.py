@@ -1,18 +1,19 @@
 """Check the size of classes, functions, files and folders, the arguments of calls, docstrings, private names.
 
 Ruff counts statements and parameters, but neither lines nor the arguments of a call. A docstring's first
-line names a thing or gives an order: one that starts with "What" or "Return whether" does neither, and in the
-package no first line has such a clause. Docstrings use the words of the field, and each test has one. Private
-attributes of other packages are named in a few files only, so that a new version of such a package is checked
-against these.
+line names a thing or gives an order, and has no clause of "what" or "whether". Docstrings and comments use
+the words of the field, and each test has a docstring. Private attributes of other packages are named in a few
+files only, so that a new version of such a package is checked against these.
 
     python tools/check_style.py sparkdl --docstrings tests tools
 """
 
 import argparse
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,10 @@ CLASS, FUNCTION, FILE, POSITIONAL, MODULES = 400, 60, 500, 5, 20
 FACADE = "api/spark_model.py"  # its docstrings are the reference of the public API, and are not counted
 HEADLESS = re.compile(r"(\w+ )?(what|whether|who|how|where|which|those)\b", re.IGNORECASE)
 CLAUSE = re.compile(r"\b(what|whether)\b", re.IGNORECASE)
-WORDS = {  # words that docstrings do not use, and the field's words for them
+WORDS = {  # words that docstrings and comments do not use, and the field's words for them
     "gang": "worker group",
     "strangers": "pending connections",
+    "spool": "spill",
     "absent": "lost",
     "mute": "silent",
     "said": "reported",
@@ -83,27 +85,35 @@ def crowded(folder: Path) -> Iterator[str]:
             yield f"{inner}: {len(modules)} modules; a folder has at most {MODULES}"
 
 
-def docstrings(path: Path, *, package: bool) -> Iterator[str]:
-    """Yield each fault of the docstrings of a file, in words.
-
-    Args:
-        path: the file.
-        package: whether the file is part of the package, whose first lines have no headless clauses at all.
-    """
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if not _docstring(node):
-            continue
-        where, text = f"{path}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node)
-        first = text.splitlines()[0]
-        if HEADLESS.match(first) or (package and CLAUSE.search(first)):
-            yield f"{where}: name the thing, or give an order: {first}"
+def prose(path: Path) -> Iterator[str]:
+    """Yield each fault of the docstrings and comments of a file, in words."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    for line, sentences in [*docstrings(tree), *comments(text)]:
         for word, better in WORDS.items():
-            if re.search(rf"\b{word}\b", text, re.IGNORECASE):
-                yield f'{where}: write "{better}" or the like instead of "{word}"'
+            if re.search(rf"\b{word}\b", sentences, re.IGNORECASE):
+                yield f'{path}:{line}: write "{better}" or the like instead of "{word}"'
+    for line, sentences in docstrings(tree):
+        first = sentences.splitlines()[0]
+        if HEADLESS.match(first) or CLAUSE.search(first):
+            yield f"{path}:{line}: name the thing, or give an order: {first}"
     for node in tree.body if path.name.startswith("test_") else ():
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not _docstring(node):
             yield f"{path}:{node.lineno}: {node.name} has no docstring; write a sentence"
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each docstring."""
+    for node in ast.walk(tree):
+        if _docstring(node):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node)
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each comment."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -153,14 +163,13 @@ def main() -> int:
     """Print each problem; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", help="folders of the package")
-    parser.add_argument("--docstrings", nargs="*", default=[], help="folders of which only docstrings count")
+    parser.add_argument("--docstrings", nargs="*", default=[], help="folders of which only prose counts")
     options = parser.parse_args()
     paths = files_in(options.folders)
     others = files_in(options.docstrings)
     found = [problem for path in paths for problem in problems(path)] + list(foreign(paths))
     found += [problem for folder in options.folders for problem in crowded(Path(folder))]
-    found += [problem for path in paths for problem in docstrings(path, package=True)]
-    found += [problem for path in others for problem in docstrings(path, package=False)]
+    found += [problem for path in [*paths, *others] for problem in prose(path)]
     print("\n".join(found) or f"{len(paths) + len(others)} files keep the rules.")
     return int(bool(found))
 

@@ -63,25 +63,24 @@ def test_private_parts_of_this_package_are_not_refused(text, found):
 
 
 @pytest.mark.parametrize(
-    ("line", "in_the_package", "elsewhere"),
+    ("line", "refused"),
     [
-        ("What a window does to a replica.", True, True),
-        ("Return whether a worker is lost.", True, True),
-        ("Where it runs.", True, True),
-        ("Return the rows and whether they are held out.", True, False),
-        ("Suppression of what Spark prints.", True, False),
-        ("Strategies for one window of local training.", False, False),
-        ("Return True if a worker is lost.", False, False),
-        ("Exclude an idle worker from the staleness bound, wherever it is.", False, False),
+        ("What a window does to a replica.", True),
+        ("Return whether a worker is lost.", True),
+        ("Where it runs.", True),
+        ("Return the rows and whether they are held out.", True),
+        ("Suppression of what Spark prints.", True),
+        ("Strategies for one window of local training.", False),
+        ("Return True if a worker is lost.", False),
+        ("Exclude an idle worker from the staleness bound, wherever it is.", False),
     ],
 )
-def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, in_the_package, elsewhere):
-    """A first line with a clause of "what" or "whether" is refused: in the package, or at its start."""
+def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, refused):
+    """The first line of a docstring is refused if it begins with such a clause or ends in one."""
     module = tmp_path / "module.py"
     module.write_text(f'"""{line}"""\n')
 
-    assert in_the_package == bool(list(check_style.docstrings(module, package=True)))
-    assert elsewhere == bool(list(check_style.docstrings(module, package=False)))
+    assert refused == bool(list(check_style.prose(module)))
 
 
 @pytest.mark.parametrize(
@@ -89,15 +88,18 @@ def test_first_lines_name_a_thing_or_give_an_order(check_style, tmp_path, line, 
     [
         ('"""Workers.\n\nThe gang has ended.\n"""', 'write "worker group" or the like instead of "gang"'),
         ('def run():\n    """Return the absent worker."""', 'write "lost" or the like instead of "absent"'),
+        ("lost = 1  # the worker was told", 'write "informed" or the like instead of "told"'),
         ("def test_rows():\n    pass", "test_rows has no docstring; write a sentence"),
     ],
 )
-def test_docstrings_use_the_words_of_the_field_and_each_test_has_one(check_style, tmp_path, text, problem):
+def test_prose_uses_the_words_of_the_field_and_each_test_has_a_docstring(
+    check_style, tmp_path, text, problem
+):
     """A word that the field does not use and a test without a docstring are refused."""
     module = tmp_path / "test_module.py"
     module.write_text(text)
 
-    (found,) = check_style.docstrings(module, package=False)
+    (found,) = check_style.prose(module)
 
     assert found.endswith(problem)
 
