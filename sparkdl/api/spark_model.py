@@ -9,55 +9,43 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import keras
 from pyspark import RDD
-from pyspark.sql import DataFrame
 
 from sparkdl.api import joint_start, saving, tracking
+from sparkdl.api.inference import Inference
+from sparkdl.api.requirements import require_http, require_trainable, rule_of
 from sparkdl.config import (
     CheckpointConfig,
     CompressionName,
     Frequency,
     ModeName,
-    Placement,
     PlacementName,
     TrainConfig,
     Verbose,
 )
-from sparkdl.core.reduction import is_elementwise
 from sparkdl.data.arrays import array_of
-from sparkdl.data.schema import Sample, Schema
-from sparkdl.driver.first_row import FirstRow, settle, settle_sample
+from sparkdl.data.schema import Sample
+from sparkdl.driver.first_row import FirstRow
 from sparkdl.driver.fit import FitRun
-from sparkdl.driver.predictions import column_function, frame_features, inference_stages, refuse_stateful
 from sparkdl.driver.preparation import FitArguments, UserModel, build_request
 from sparkdl.driver.request import Request
-from sparkdl.driver.serving import serving_rows
 from sparkdl.driver.training_record import table_of
 from sparkdl.errors import ConfigError, short
 from sparkdl.modeling import (
-    checks,
-    execution,
     keras_internals,
-    keras_settings,
     keras_variables,
-    optimizers,
     signature,
     trainability,
 )
-from sparkdl.modeling.backends.choice import require_distribution, require_supported, with_keras_optimizer
+from sparkdl.modeling.backends.choice import with_keras_optimizer
 from sparkdl.process.interrupts import Cleanup
-from sparkdl.rules import Average, MergeName, Rule, choose
+from sparkdl.rules import MergeName, Rule
 from sparkdl.server.state import CarriedState
 from sparkdl.settings import FaultTolerance, Network, Stragglers, with_deprecated
-from sparkdl.sources.base import ArraySource, NoRowsError, first_row, sample_of
-from sparkdl.sources.dataframe import FrameSource, require_free
-from sparkdl.sources.resolve import make_source, refuse_columns, require_sendable
-from sparkdl.spark.application import SparkApplication, application_of, ship
-from sparkdl.spark.failures import explained_if_stopped
-from sparkdl.spark.jobs import StageFactory
+from sparkdl.sources.base import ArraySource
+from sparkdl.sources.dataframe import FrameSource
+from sparkdl.sources.resolve import make_source, refuse_columns
 from sparkdl.ui import summary
 from sparkdl.ui.history import History
-from sparkdl.worker.inference import features_of
-from sparkdl.worker.tasks import PredictRowsTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,7 +148,7 @@ class SparkModel:
         parameter_server_mode: str = "http",
         **deprecated: Any,
     ) -> None:
-        _require_http(parameter_server_mode)
+        require_http(parameter_server_mode)
         groups = {"network": network, "fault_tolerance": fault_tolerance, "stragglers": stragglers}
         self.config = TrainConfig(
             mode=mode,  # type: ignore[arg-type]
@@ -174,10 +162,10 @@ class SparkModel:
             placement=placement,  # type: ignore[arg-type]
             **with_deprecated("SparkModel", groups, deprecated),
         )
-        rule = _rule_of(self.config)
+        rule = rule_of(self.config)
         self._builder = None if isinstance(model, keras.Model) or not callable(model) else model
         self.model: keras.Model = self._builder() if self._builder else model
-        _require_trainable(self.model, rule, distribution)
+        require_trainable(self.model, rule, distribution)
         self.distribution = distribution
         self.custom_objects = dict(custom_objects or {})
         self.history: History | None = None
@@ -374,12 +362,6 @@ class SparkModel:
             carried=self._carried,
         )
 
-    def _stages(self, cluster: SparkApplication, schema: Schema, batch_size: int | None) -> StageFactory:
-        """Return the factory of inference stages."""
-        return inference_stages(
-            cluster, self.model, schema, batch_size, custom_objects=self.custom_objects, builder=self._builder
-        )
-
     @short
     def evaluate(  # noqa: PLR0913 - Keras's own signature
         self,
@@ -420,32 +402,14 @@ class SparkModel:
             WorkerLostError: an executor or its Python process died.
             TransportError: an executor lost its connection to that endpoint.
         """
-        counts = signature.count_parts(self.model)
         source = make_source(
             (x, y, sample_weight),
             (features_col, label_col),
-            counts,
+            signature.count_parts(self.model),
             decode=decode,
             takes=signature.takes(self.model, "test_step"),
         )
-        cluster = application_of(source.session)
-        require_sendable(source, cluster)
-        source.whole = signature.fixed_batch_size(self.model, batch_size=batch_size) is not None
-        if not source.ordered:
-            refuse_stateful(self.model)
-        with Cleanup() as stack:
-            stack.enter_context(explained_if_stopped(cluster))
-            cluster.require_python(keras_settings.backend())
-            source.workers = cluster.slots()
-            source.schema, settled = settle(self.model, source, "test_step")
-            self._settled = settled
-            stages = self._stages(cluster, source.schema, batch_size)
-            stack.callback(cluster.forget, stages.shared)
-            source.held_batch = 32 if batch_size is None else batch_size
-            with serving_rows(source, cluster, self.config.network, stages, source.held_batch) as stages:
-                results = source.evaluation(cluster, stages)
-        states = [bytes(states) for states, _ in results]
-        logs = self._user_model().metrics(settled, "test_step").merge(states, step="test_step")
+        logs, self._settled = self._inference(batch_size).evaluate(source)
         return logs if return_dict else keras_internals.metrics_in_order(self.model, logs)
 
     @short
@@ -485,61 +449,22 @@ class SparkModel:
             WorkerLostError: an executor or its Python process died.
             TransportError: an executor lost its connection to that endpoint.
         """
+        inference = self._inference(batch_size)
         count = signature.count_parts(self.model)[0]
         if isinstance(x, RDD):
             refuse_columns(decode=decode)
-            return self._predict_rdd(x, count, batch_size)
+            return inference.predict_rdd(x, count)
         source = make_source(
             (x,), (features_col,), (count,), decode=decode, takes=signature.takes(self.model)
         )
-        size = signature.fixed_batch_size(self.model, batch_size=batch_size) or batch_size or 32
         if isinstance(source, FrameSource):
-            return self._with_predictions(source, batch_size, output_col)
-        cluster = application_of()
-        require_sendable(source, cluster)
+            return inference.predict_dataframe(source, output_col)
         assert isinstance(source, ArraySource)  # noqa: S101 - nothing else is left
-        if not source.count():
-            return execution.of_no_rows(self.model, source.like_a_row())
-        with Cleanup() as stack:
-            stack.enter_context(explained_if_stopped(cluster))
-            cluster.require_python(keras_settings.backend())
-            source.schema, _ = settle(self.model, source)
-            source.whole = signature.is_stateful(self.model)
-            stages = self._stages(cluster, source.schema, batch_size)
-            stack.callback(cluster.forget, stages.shared)
-            with serving_rows(source, cluster, self.config.network, stages, size) as stages:
-                return execution.concatenate(source.predictions(cluster, stages))
+        return inference.predict_arrays(source)
 
-    def _predict_rdd(self, x: RDD[Any], count: int | None, batch_size: int | None) -> RDD[Any]:
-        """Return a lazy RDD of predictions; ``count`` is the model's number of inputs."""
-        cluster = application_of()
-        with explained_if_stopped(cluster):
-            cluster.rebind(x)
-            cluster.require_python(keras_settings.backend())
-            signature.fixed_batch_size(self.model, batch_size=batch_size)
-            refuse_stateful(self.model)
-            try:
-                schema = _features_of(self.model, x, count)
-            except NoRowsError:
-                return x  # an RDD without rows is its own prediction
-            stages = self._stages(cluster, schema, batch_size)
-            ship(cluster)
-            return x.mapPartitions(stages.make(PredictRowsTask(stages.code)).function)
-
-    def _with_predictions(self, source: FrameSource, batch_size: int | None, output_col: str) -> DataFrame:
-        """Return the DataFrame with a column of predictions, lazily; only unknown input shapes need a job."""
-        require_free(source.frame, output_col)
-        predict = column_function(
-            self.model,
-            frame_features(self.model, source),
-            batch_size,
-            decode=source.decode,
-            session=source.session,
-            custom_objects=self.custom_objects,
-            builder=self._builder,
-            streams=source.frame.isStreaming,
-        )
-        return source.frame.withColumn(output_col, predict(*source.features()))
+    def _inference(self, batch_size: int | None) -> Inference:
+        """Return the evaluation and prediction of the model as it is now."""
+        return Inference(self._user_model(), batch_size)
 
     def output_shapes(self) -> Any:
         """Return the shape of one row's prediction, or a dict of shapes by output.
@@ -586,72 +511,6 @@ class SparkModel:
         """
         model, values = saving.load(path, custom_objects, safe_mode=safe_mode)
         return cls(model, custom_objects=custom_objects, **values)
-
-
-def _require_http(mode: str) -> None:
-    """Check ``parameter_server_mode``, the protocol argument of Elephas.
-
-    Raises:
-        ConfigError: the mode is not "http".
-    """
-    if mode != "http":
-        raise ConfigError(
-            f'parameter_server_mode should be "http", the only supported value; got {mode!r}. Leave it out.'
-        )
-
-
-def _rule_of(config: TrainConfig) -> Rule:
-    """Return the merge rule of a SparkModel.
-
-    Raises:
-        ConfigError: the rule does not exist, or cannot be combined with the other settings.
-    """
-    config = config.last
-    merge = config.merge
-    rule = choose(merge, mode=config.mode.value, window=config.window).rule
-    if rule.elastic and config.hybrid:
-        raise ConfigError(
-            f'merge="{rule.name}" moves the worker and the center towards each other, and a late update '
-            "would move only one of them. Leave quorum and straggler_timeout out."
-        )
-    if config.placement is Placement.EXECUTORS and not is_elementwise(rule.reduction()):
-        raise ConfigError(
-            f'merge="{rule.name}" needs all deltas in one place, but with placement="executors" each worker '
-            'reduces a part of them; got both. Set placement="driver", or use another rule. A reduction of '
-            "your own that works element by element says so with elementwise = True."
-        )
-    if config.joint and merge is not None and rule.name != Average.name:
-        raise ConfigError(
-            'merge needs workers that train separately between exchanges, but mode="synchronous" with '
-            f'frequency="batch" averages gradients; got merge={merge!r}. Leave merge out, or set frequency '
-            'to "epoch" or a number of batches.'
-        )
-    return rule
-
-
-def _require_trainable(model: keras.Model, rule: Rule, distribution: Callable[[], Any] | None) -> None:
-    """Require a model that workers can train with this rule and distribution.
-
-    Raises:
-        ConfigError: the Keras backend is not supported, the distribution does not suit the backend, or the
-            rule does not suit the model's optimizer.
-        ModelError: the model is not a compiled Keras model, or uses features that workers do not support.
-    """
-    checks.require_compiled(model)
-    checks.require_honoured(model)
-    if rule.momentum:
-        optimizers.require_nesterov(model, rule.name)
-    require_supported(keras.backend.backend())
-    require_distribution(keras.backend.backend(), distribution)
-
-
-def _features_of(model: keras.Model, rdd: RDD[Any], count: int | None) -> Schema:
-    """Return the columns of x in an RDD; look at its first row if the model does not define them."""
-    known = signature.known_features(model)
-    if known is not None:
-        return known
-    row = first_row(rdd, model.name)
-    return settle_sample(model, sample_of((features_of(row, count),), (count,)))[0]
 
 
 def load_spark_model(
