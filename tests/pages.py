@@ -43,7 +43,13 @@ def run(page):
         line = text[: block.start(part)].count("\n")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * line + block[part], page, "exec"), variables)
+            try:
+                exec(compile("\n" * line + block[part], page, "exec"), variables)
+            except SystemExit as end:  # the block ends its program
+                if end.code:
+                    raise ValueError(
+                        f"{page}:{line}: exit status {end.code}:\n{printed.getvalue()}"
+                    ) from None
         found = re.sub("^Live page: .*\n", "", printed.getvalue(), flags=re.MULTILINE)
         if block["output"] not in (None, found):
             raise ValueError(f"{page}:{line}: expected {block['output']!r}; got {found!r}.")
