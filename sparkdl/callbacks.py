@@ -84,8 +84,8 @@ class LearningRateScaling(LearningRateFactor):
     """Multiply the learning rate by the number of workers K (Goyal et al., 2017), or by its square root.
 
     Use it if K workers use K times the rows per step: with ``batch_size_per_worker=`` in synchronous mode
-    at frequency "batch". If the workers train separately for several batches, it replaces the factor of the
-    default merge rule, sqrt(min(K, 8)).
+    at frequency "batch". At other frequencies, the default merge rule multiplies the learning rate by
+    sqrt(min(K, 8)); this callback replaces that factor.
 
     Args:
         rule: "linear" (default): by K; "sqrt": by the square root of K, which suits Adam and its variants.
@@ -108,8 +108,9 @@ class LearningRateWarmup(LearningRateFactor):
 
     Args:
         epochs: length of the rise, in epochs; may be fractional. Default 5, as in the paper.
-        start: the fraction at the beginning, from 0 to 1. None: 1 / K for K workers. With
-            ``LearningRateScaling()``, training then begins at the compiled rate.
+        start: the fraction at the beginning, from 0 to 1. None: 1 / K for K workers, so that with
+            ``LearningRateScaling()`` training begins at the compiled rate. With one worker there is no
+            warm-up unless ``start`` is set.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -130,7 +131,7 @@ class LearningRateWarmup(LearningRateFactor):
 
 
 class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
-    """Average the weights at the ends of epochs (SWA, Izmailov et al., 2018), if the mean is no worse.
+    """Average the weights of the last epochs (SWA, Izmailov et al., 2018); keep the mean if it is no worse.
 
     From epoch ``start`` on, validation uses the mean of the weights so far. Training itself continues without
     averaging. At the end of training the model gets the last mean that was evaluated, if its result is no
@@ -138,8 +139,8 @@ class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
     Otherwise the model keeps the weights of training, and a warning is logged. Without validation rows it
     gets the mean.
 
-    Moving statistics, such as those of BatchNormalization, are averaged too. The results show whether they
-    still suit the weights.
+    Moving statistics, such as those of BatchNormalization, are averaged too. They may not match the mean
+    weights exactly; the validation results show whether this matters.
 
     Args:
         start: the epoch whose weights are the first in the mean, counted from 0. Choose an epoch after which

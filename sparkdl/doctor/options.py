@@ -19,7 +19,7 @@ class Options:
             configuration; if there is none, this machine.
         num_workers: the number of workers.
         settings: settings of Spark, each as KEY=VALUE.
-        timeout: the seconds to wait for Spark to start, and then for its executors and their first tasks.
+        timeout: maximum seconds for each step: the start of Spark, that of executors, and each job.
     """
 
     master: str | None
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         type=_seconds,
         default=120.0,
         metavar="SECONDS",
-        help="the longest time to wait for Spark to start, and then for its executors and their first tasks "
+        help="maximum time for each step: the start of Spark, the registration of executors, and each job "
         "(default: 120)",
     )
     found = parser.parse_args(arguments)

@@ -1,10 +1,13 @@
-"""One fit on the driver, from start to end.
+"""One run of a fit on the driver, from start to end.
+
+A fit is one run, except with ``frequency="auto"``: then a second run continues it after the joint start.
 
 The thread that called ``fit`` does everything that the user can see: callbacks, progress, errors. A second
 thread waits for the Spark job, and the endpoint's own threads serve the workers. At the end, also after an
-error, the job is cancelled if it still runs, the endpoint closed and the broadcast destroyed. The model then
-has the weights of the last complete merge, with the changes that callbacks made. If merged updates ruined
-these weights, or no worker could report them, it has those of the last snapshot instead.
+error, the job is cancelled if it still runs, the endpoint is closed, and the broadcast with the model is
+destroyed. The model then has the weights of the last complete merge, with the changes that callbacks made. If
+the run diverged, a merge failed half-way, or no replica reported its weights, it has those of the last
+snapshot instead.
 """
 
 from __future__ import annotations
@@ -44,19 +47,19 @@ from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # the time that a run which ends early waits for its last merge
+RESERVE_SECONDS = 1.0  # the time that an interrupted run keeps for its cleanup after that wait
 ELSEWHERE = "The fit continues with a new page, whose link is in the output of the program."
-RESERVE_SECONDS = 1.0  # the time kept for the rest of an interrupted run's cleanup, after that wait
 
 
 class FitRun:
-    """One fit under way: the loop over its epochs.
+    """One run of a fit: the loop over its epochs.
 
     Args:
         request: the request of the fit.
-        earlier: the run whose fit this run continues, if there is one.
+        earlier: the joint start that this run continues, if there was one.
 
     Attributes:
-        next_epoch: the epoch with which another run should continue the fit; None: the fit is complete.
+        next_epoch: the first epoch of the next run, if this run was a joint start; None: the fit is complete.
     """
 
     def __init__(self, request: Request, earlier: FitRun | None = None) -> None:
@@ -105,13 +108,13 @@ class FitRun:
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
             logger.warning(
                 'With frequency="epoch" workers get a new learning rate only once per epoch, so a warm-up '
-                "is constant within each epoch. Set frequency to a number of batches for smaller steps."
+                "raises it only once per epoch. Set frequency to a number of batches for a smoother warm-up."
             )
         self.reports = Reports(request.metrics)
         self.metrics = request.metrics
         self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
-        self.before: Snapshot | None = None  # the newest snapshot at the time of a request; None: no request
+        self.before: Snapshot | None = None  # the newest one at the last request; None: no request is open
         self.traffic: Traffic = Traffic() if earlier is None else earlier.traffic
         self.carried: CarriedState | None = None
         self.reported = False
@@ -172,7 +175,7 @@ class FitRun:
         self.checkpoints.keep_last(self.coordinator, logs, before)
 
     def _end_joint_start(self, epoch: int) -> None:
-        """End a run that another one continues with this epoch."""
+        """End the joint start. The next run continues the fit at this epoch."""
         self.training.end_joint_start(epoch - self.plan.first_epoch)
         self.record.finish("continued", ELSEWHERE)
         self.next_epoch = epoch
@@ -190,7 +193,7 @@ class FitRun:
         self.request.history.training, self.request.history.run = self.training, self.record.values()
 
     def _begin(self) -> int:
-        """Begin training for callbacks; return the first epoch, which a checkpoint or a callback may set."""
+        """Call ``on_train_begin``, and restore the checkpoint if any; return the first epoch to train."""
         if self.earlier is not None:
             return self.request.fit.initial_epoch
         restored = self.callbacks.begin()
@@ -322,8 +325,8 @@ class FitRun:
     def _begin_epoch(self, epoch: int) -> None:
         """Call the callbacks for the start of an epoch after the first, and send weights that they set.
 
-        Without rounds, workers may have begun the epoch already. Weights that callbacks only swapped for a
-        while and restored are not sent.
+        Without rounds, workers may have begun the epoch already, so weights that a callback changed and then
+        restored are not sent again.
         """
         changed = self.callbacks.begin_epoch(epoch) or self.changed
         self.request.flags.require_kept()
@@ -366,8 +369,8 @@ class FitRun:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
 
         Raises:
-            ConfigError: two workers are on one GPU, and ``share_gpus`` is False; or no worker trains on the
-                batches to trace.
+            ConfigError: two workers are on one GPU, and ``share_gpus`` is False; or no worker trains on any
+                of the batches in ``profile``.
             DataError: validation rows were requested and there are none; the last batch is smaller, and the
                 model takes full batches only; or some rows cannot be trained on.
         """
@@ -438,7 +441,7 @@ class FitRun:
                 deadline = time.monotonic() + interrupts.limited(STOP_SECONDS, reserve=RESERVE_SECONDS)
                 while not self.coordinator.reported and job.running and time.monotonic() < deadline:
                     self.coordinator.wait_epoch(self.request.fit.epochs, POLL_SECONDS)
-        except Exception as error:  # noqa: BLE001 - a request to worker 0 may fail in any way
+        except Exception as error:  # noqa: BLE001 - a coordinator in worker 0 may be gone
             logger.debug("The run could not be stopped: %r", error)
         return self.coordinator.stopped_snapshot()
 

@@ -182,7 +182,7 @@ class UserModel:
         return carried if same else None
 
     def metrics(self, row: FirstRow, *steps: str) -> Metrics:
-        """Return the metrics of the model, under the names by which steps report their results."""
+        """Return the metrics of the model, named as the steps name their results."""
         return metrics_of(self.model, row, *steps, builder=self.builder, custom_objects=self.custom_objects)
 
 
@@ -208,8 +208,8 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
         user: the model, its settings, and the state that earlier fits left.
         arguments: the arguments of the fit.
         history: the History that gets the results.
-        stack: the cleanup of the fit, which releases the lease of the checkpoint folder and explains errors
-            of Spark after it was stopped.
+        stack: the cleanup of the fit. It releases the lease of the checkpoint folder and, if Spark was
+            stopped, replaces Spark's errors by one that says so.
 
     Raises:
         ConfigError: an argument cannot be honoured.
@@ -240,8 +240,6 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
     cluster.require_python(keras_settings.backend())
     most = min(fit.batch_size, source.count() or fit.batch_size)
     num_workers, reason = _num_workers(user, cluster, most, fixed)
-    spare = spare_slot(config, cluster, num_workers, callbacks)
-    hybrid_of(config, num_workers)  # refuses a quorum that is too large before a job reads rows
     lease = hold_lease(fit.checkpoint, config, stack)
     if model.built and source.count() is None:
         with user.trainability().applied():
@@ -250,6 +248,8 @@ def build_request(user: UserModel, arguments: FitArguments, history: History, st
     wanted = num_workers
     if fit.preserve_partitions:
         num_workers = whole_partitions(source, config.num_workers, wanted)
+    hybrid_of(config, num_workers)  # refuses a quorum that is too large before a job reads rows
+    spare = spare_slot(config, cluster, num_workers, callbacks)
     rows = _look_at_rows(user, fit, source, validation, num_workers)
     return Request(
         model=model,
@@ -304,7 +304,9 @@ def hold_lease(checkpoint: CheckpointConfig | None, config: TrainConfig, stack: 
 def _settle_steps(
     fit: FitConfig, source: Source, validation: Source | None, batch_size: int | None
 ) -> FitConfig:
-    """Return the settings of a fit on these rows. If ``batch_size`` is None, compute it from the steps.
+    """Return the settings of a fit on these rows.
+
+    Without ``batch_size``, it is computed from ``steps_per_epoch``, if the number of rows is known.
 
     Raises:
         ConfigError: validation rows are given in two ways, or cannot be combined with the training rows.
@@ -358,7 +360,7 @@ class _Rows(NamedTuple):
     Attributes:
         schema: the columns of every row.
         first: the first training row.
-        settled: the first row of the validation rows if they have a source of their own, else ``first``.
+        settled: the first row of ``validation_data`` if it is given, else ``first``. It builds the metrics.
         divides: whether workers exchange gradients of a loss that is divided by the sum of masks or weights,
             not by the number of rows.
         classes: the classes that sparse categorical cross-entropies accept, by the index of the label column.
@@ -396,7 +398,7 @@ def _look_at_rows(
 
 
 def _judge_rows(source: Source, held: Source | None, classes: dict[int, KnownClasses], nan: str) -> None:
-    """Refuse rows on the driver that cannot be trained on, or warn of them; workers check all other rows.
+    """Check the rows that are in the driver's memory. Workers check rows from Spark.
 
     Raises:
         DataError: there are such rows, and ``nan`` is "error".
@@ -423,11 +425,17 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
             "class_weight needs a model with one output; got several outputs. Pass sample weights instead."
         )
     label = schema.columns[schema.template[1]]
-    if len(label.shape) > 1 or any(column.shape for column in schema.weights):
+    if len(label.shape) > 1:
         raise ConfigError(
             f"class_weight needs one label per row, a whole number or a one-hot vector; {label.name} has "
             f"shape {label.shape}. Pass sample weights instead."
         )
+    for column in schema.weights:
+        if column.shape:
+            raise ConfigError(
+                "class_weight gives each row one weight, so validation rows should have one sample weight "
+                f"each; got weights of shape {column.shape}. Pass sample weights for training rows too."
+            )
     if schema.weights:
         return schema
     column = Column("class_weight", (), keras_settings.float_type())

@@ -43,7 +43,8 @@ class ServerSetup:
         choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
         hybrid: the conditions for closing a round without some workers; None: rounds wait for all.
         first_step: the number of batches that the optimizer had seen before the run.
-        evaluation_waits: whether callbacks take part in the evaluation of validation rows.
+        evaluation_waits: whether workers wait with the evaluation until ``on_test_begin`` has been
+            called, which may change the weights.
         factor: the factor of the learning rate as a function of the epochs done; None: no factor.
     """
 
@@ -71,7 +72,8 @@ class ServerSetup:
             return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
         hosted = HostedRun(
             shape=shape,
-            terms=replace(terms, rule=Average()),  # the rule travels separately, with the other code
+            # A placeholder: the user's rule is pickled with the custom objects.
+            terms=replace(terms, rule=Average()),
             parameters=start[0],
             statistics=start[1],
             decays=decays,
@@ -156,11 +158,16 @@ def spare_slot(
     spare = slots > num_workers and cluster.places_rows
     if callbacks and not spare:
         names = ", ".join(sorted({type(callback).__name__ for callback in callbacks}))
-        fewer = f"Set num_workers={max(1, slots - 1)}" if cluster.places_rows else "Use a newer Spark"
+        if not cluster.places_rows:
+            remedy = "Use a newer Spark"
+        elif slots > 1:
+            remedy = f"Set num_workers={slots - 1}"
+        else:
+            remedy = "Give the application more slots"
         raise ConfigError(
             f'With placement="worker", callbacks ({names}) need Spark 4.1 or newer and one slot more than '
             f"there are workers; got Spark {cluster.session.version}, {slots} slots and {num_workers} "
-            f"workers. {fewer}, or leave callbacks out."
+            f"workers. {remedy}, or leave callbacks out."
         )
     return spare
 

@@ -150,13 +150,15 @@ class Scheduler:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        complete = False
         try:
             if error is None:
                 self.wait()
+                complete = True
         finally:
             self._closed = True
             self.cancel()
-            self._record.finish("finished" if error is None else "failed")
+            self._record.finish("finished" if complete else "failed")
             self._page.close()
 
     @property

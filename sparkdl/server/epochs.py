@@ -69,7 +69,7 @@ class Epochs:
         return self.next_epoch(update.worker) <= update.epoch or self.lacks_weights_of(update)
 
     def lacks_weights_of(self, update: Update) -> bool:
-        """Return True if a worker must report the weights that all replicas share, in place of worker 0."""
+        """Return True if a worker must report the shared weights, because worker 0 was lost before it did."""
         report = self.reports.get(update.epoch)
         if report is None or report.snapshot is not None or not self.snapshots.lacks_weights(report):
             return False
@@ -114,8 +114,10 @@ class Epochs:
 
     def wait_at_end(self, update: Update) -> bool:
         """Hold a worker at an epoch's end. Return False if it still has to wait."""
-        rounds = self.aggregation.has_rounds
-        through = update.epoch + (2 if rounds or self.is_last(update.epoch) else 1)
+        # In rounds, a worker waits until the next epoch is released. Without rounds, it begins the next epoch
+        # at once, and waits only after the last one.
+        waits = self.aggregation.has_rounds or self.is_last(update.epoch)
+        released = update.epoch + (2 if waits else 1)
 
         def may_go_on() -> bool:
             return (
@@ -124,7 +126,7 @@ class Epochs:
                 or self.lacks_weights_of(update)
                 or update.worker in self.aggregation.lost
                 or self.schedule.stopping
-                or self._is_released(update.worker, through)
+                or self._is_released(update.worker, released)
             )
 
         if not may_go_on():
@@ -138,18 +140,18 @@ class Epochs:
     def reply(self, worker: int) -> Reply:
         """Return the reply to a worker that has ended an epoch.
 
-        Unless training stops at once, the reply does not stop a worker that still has to report the epoch
-        that is cut short.
+        While an epoch is being cut short, a worker that has not reported it yet is not asked to stop, unless
+        training stops at once.
         """
         return self.schedule.reply_at_once() if self.owes_short(worker) else self.schedule.reply()
 
-    def _is_released(self, worker: int, through: int) -> bool:
-        """Return True if the driver released this number of epochs, or the epoch that is cut short is over.
+    def _is_released(self, worker: int, released: int) -> bool:
+        """Return True if the driver has released this number of epochs, or the epoch cut short is over.
 
-        A worker that still has to report the epoch that is cut short does not wait for its end.
+        A worker that has not reported the epoch that is cut short continues, so that it can report it.
         """
         if not self.schedule.ending:
-            return self.schedule.released >= through
+            return self.schedule.released >= released
         if self.owes_short(worker):
             return True
         report = self.reports.get(self.schedule.short)
@@ -192,7 +194,7 @@ class Epochs:
         return self.is_complete(epoch) or self.awaiting_evaluation(epoch) is not None or unreleased
 
     def result(self, epoch: int) -> EpochResult:
-        """Return the reports of a complete epoch, with the losses since the result of the previous epoch."""
+        """Return the reports of a complete epoch, and take the losses since the previous epoch with them."""
         report = self.reports[epoch]
         losses, self.aggregation.losses = self.aggregation.losses, []
         self.last_losses = losses[-1:] or self.last_losses
@@ -238,7 +240,7 @@ class Epochs:
             self.snapshots.begin()
 
     def stopped_snapshot(self) -> Snapshot:
-        """Return the committed snapshot with the current weights, for a run that ends early.
+        """Return a copy of the committed snapshot that has the current weights, for a run that ends early.
 
         If workers have replicas and no stopped worker has reported its weights, return the snapshot of the
         last epoch that has ended.
@@ -289,10 +291,10 @@ class WeightReplies:
         return self._with_weights(reply)
 
     def rule(self) -> tuple[Reply, Any]:
-        """Return a reply, and the state of the rule with which workers that keep the center begin.
+        """Return a reply, and the state of the merge rule, for workers that apply the rule themselves.
 
         Raises:
-            RefusedError: workers do not keep the center.
+            RefusedError: workers do not apply the rule themselves, or it has no state.
         """
         if not self.aggregation.rule_bytes():
             raise RefusedError(400, "Workers do not need the state of the merge rule in this run.")
@@ -305,7 +307,7 @@ class WeightReplies:
         if self.shape.plan.joint and len(state) <= self.shape.generators:
             # Replicas share one optimizer state, which one of them reports.
             state = snapshot.state(snapshot.speaker)[: self.shape.optimizer] + state
-        # A worker is stopped once it has trained or evaluated what the other workers wait for.
+        # The reply does not stop the worker, which must first report or evaluate an epoch for the others.
         reply = self._with_weights(self.schedule.reply_at_once())
         return replace(reply, state=state, metrics=snapshot.metrics.get(worker, b""))
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -181,6 +182,14 @@ class Cases:
         def ended():
             self.fit(model, epochs=2, callbacks=[At("on_epoch_end", mark)])
 
+        def with_checkpoints():
+            def slow(file):
+                mark()
+                time.sleep(1)
+
+            with mock.patch("os.fsync", slow):
+                self.fit(model, checkpoint=str(self.folder / f"{case}.checkpoints"))
+
         def at_random():
             mark()
             self.fit(model, mode=mode)
@@ -202,6 +211,7 @@ class Cases:
             "in a callback": fit("on_epoch_begin", busy=lambda: time.sleep(LONG)),
             "in a job of a callback": fit("on_epoch_begin", busy=self.slow_job),
             "while the run finishes": ended,
+            "while a checkpoint is written": with_checkpoints,
             "in evaluate": lambda: SparkModel(model).evaluate(bare.map(slow)),
             "in predict": lambda: SparkModel(unbuilt).predict(bare.map(lambda row: slow(row)[0])),
             "in transform": lambda: KerasTransformer(model=unbuilt).transform(self.slow_frame(slow)),

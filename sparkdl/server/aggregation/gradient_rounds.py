@@ -25,7 +25,8 @@ class GradientRounds(SynchronousRounds):
         num_workers: number of workers that send updates.
         hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
             are not lost.
-        tables: the trainable variables as tables, if gradients may have slices; otherwise empty.
+        tables: the shapes of the trainable variables as tables of rows, if workers send only the rows of an
+            Embedding's gradient that a batch used (its slices); otherwise empty.
     """
 
     has_replicas = True
@@ -51,7 +52,7 @@ class GradientRounds(SynchronousRounds):
         return max(limits.LEAST_KEPT, limits.KEPT_BYTES // (4 * (words + len(self.statistics)) or 1))
 
     def body_bytes(self) -> int:
-        """Return the size of an update's sections in bytes; with slices, that of the longest so far."""
+        """Return the size of an update's body in bytes; with slices, that of the largest so far."""
         return 4 * (self.words + len(self.statistics)) if self.words else super().body_bytes()
 
     def takes(self, words: int, *, sliced: bool) -> bool:
@@ -77,7 +78,7 @@ class GradientRounds(SynchronousRounds):
         self.slices += reduction.add_encoded(update.parameters, weight)
 
     def reach(self, parameters: Vector) -> None:
-        """Take the center of a snapshot, which the replicas have reached."""
+        """Store the weights that all replicas have at a snapshot as the center."""
         self.parameters = parameters
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:

@@ -20,8 +20,9 @@ class Hybrid(NamedTuple):
     """Conditions under which a round closes without all of its workers (Chen et al., 2016).
 
     Attributes:
-        quorum: number of workers with rows that is enough to close a round.
-        timeout: seconds from the round's first update until it closes without a quorum; None: no limit.
+        quorum: number of updates with rows after which a round may close.
+        timeout: seconds after a round's first update with rows, after which it may close without a quorum;
+            None: no limit.
         merge_late: True to merge a late update into the round that is open when it arrives, False to drop it.
     """
 
@@ -153,7 +154,7 @@ class SynchronousRounds(Aggregation):
             if update.rows and update.sequence == self.round and self.hybrid is not None:
                 self.deadline = min(self.deadline, self.clock() + (self.hybrid.timeout or inf))
             if update.sequence == self.round:
-                self._let_go(update.worker)
+                self._note_arrival(update.worker)
             while update.sequence > self.taken[update.worker]:
                 size = self.body_bytes()
                 kept = size * (len(self.early) + len(self.reading))
@@ -175,14 +176,14 @@ class SynchronousRounds(Aggregation):
         if self.outside:
             self.changed.notify_all()
 
-    def _let_go(self, worker: int) -> None:
-        """Discard the last reply once every worker has sent its next update."""
+    def _note_arrival(self, worker: int) -> None:
+        """Record that a worker's next update has begun. Once all have, discard the last reply."""
         self.here.add(worker)
         if self.hybrid is None and self.all_of(self.here):
             self.replies.clear()
 
     def _until(self, patience: float) -> float:
-        """Return the seconds until the deadline or the end of patience, whichever comes first."""
+        """Return the seconds until the deadline, unless it has passed, or the end of patience if sooner."""
         now = self.clock()
         return (self.deadline if now < self.deadline < patience else patience) - now
 
@@ -275,7 +276,7 @@ class SynchronousRounds(Aggregation):
     def _forget_replies(self) -> None:
         """Discard the replies that no worker can request any more."""
         through = self.round - self.depth - 1
-        if self.depth:  # the depth may have shrunk
+        if self.depth:  # A longer gradient reduces the depth; keep the replies that late workers still need.
             through = min(through, self._answered_by_all())
         for sequence in [sequence for sequence in self.replies if sequence <= through]:
             del self.replies[sequence]

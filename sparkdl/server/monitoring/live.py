@@ -1,7 +1,8 @@
-"""A record that a live page shows: its state, its events, and readers that wait for changes.
+"""The base class of the records that live pages show.
 
-The driver's threads write a record. The threads of the page read it, and add the viewers' requests to stop. A
-reader gets all values once. Later it gets what is new since its *cursor*.
+A record has a state and events. The driver's threads write it. The threads of the page read it, wait until it
+changes, and add the viewers' requests to stop. A reader's first read returns all values. Later reads return
+only the values that are new since the reader's *cursor*.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import isfinite
 from typing import Any, Literal, NamedTuple, TypedDict
 
 MOST_EVENTS = 300  # maximum number of events that are kept
-TICK_SECONDS = 1.0  # time between two samples of the workers, and between two events for a reader
+TICK_SECONDS = 1.0  # least time between two samples of the workers, and between two messages to a browser
 
 State = Literal["starting", "training", "running", "finished", "stopped", "failed", "continued"]
 StopRequest = Literal["now", "epoch"]
@@ -26,7 +27,13 @@ def no_event(text: str, level: str) -> None:
 
 
 class Event(TypedDict):
-    """An event: its second of the run, its level of ``logging`` in lower case, and one sentence."""
+    """An event of a run.
+
+    Attributes:
+        at: seconds since the record began.
+        level: a level of ``logging``, in lower case.
+        text: one sentence.
+    """
 
     at: float
     level: str
@@ -37,9 +44,10 @@ class Cursor(NamedTuple):
     """A reader's position in a record.
 
     Attributes:
-        thinned: the number of times that the points were thinned out; a change invalidates the cursor.
+        thinned: the number of times that every second point of the curves within epochs was dropped; a
+            change invalidates the cursor.
         epochs: the number of epochs read.
-        points: the number of points within epochs read.
+        points: the number of points read of the curves within epochs.
         events: the number of events read, including those that were dropped.
     """
 
@@ -61,15 +69,15 @@ class Cursor(NamedTuple):
 
 
 class LiveRecord(ABC):
-    """A record that a live page shows.
+    """Base class of the records that live pages show.
 
     Args:
         state: the first state.
 
     Attributes:
         page: the kind of its page: "run" or "overview".
-        stops: when training ends at the request "epoch", as in messages, such as "after this epoch"; empty:
-            viewers cannot stop it.
+        stops: the words that follow "Training stops" in a message if a viewer requests "epoch", such as
+            "after this epoch"; empty: viewers cannot stop the training.
         stop_request: "now" or "epoch", once a viewer of the page has requested that training stop.
         version: a number that grows with each change that readers should see.
     """

@@ -11,7 +11,14 @@ Cell = str | float | None
 
 
 class Curve(TypedDict):
-    """The results of a fit, one for each of its epochs; None for NaN and Inf."""
+    """The results of a fit.
+
+    Attributes:
+        name: the name of the fit.
+        values: the results, one for each epoch; None for NaN and Inf.
+        best: whether this is the best of the fits.
+        running: whether it is still training.
+    """
 
     name: str
     values: list[float | None]
@@ -23,9 +30,10 @@ class OverviewTable(NamedTuple):
     """The fits at one moment.
 
     Attributes:
-        done: the number of fits that have ended; ``of`` is that of all.
+        done: the number of fits that have ended.
+        of: the number of all fits.
         facts: names and texts to show above the table.
-        columns: the titles of the columns; with "text" for columns of text.
+        columns: the columns: ``(title,)`` for numbers, ``(title, "text")`` for text.
         rows: the cells of each fit.
         metric: the name of the result that the curves show.
         curves: the curves.
@@ -45,9 +53,9 @@ class Overview(LiveRecord):
 
     Args:
         name: the title of the page.
-        kind: the fits, in the plural, such as "trials".
+        kind: the plural noun for the fits, such as "trials".
         read: returns the table. It is called in threads of the page, at most once per second for each viewer.
-        stops: when the fits end at the request "epoch"; empty: viewers cannot stop them.
+        stops: as ``LiveRecord.stops``.
     """
 
     page = "overview"
