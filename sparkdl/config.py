@@ -174,6 +174,12 @@ class TrainConfig:
                 f'got mode="{self.mode.value}". Set mode="synchronous", or frequency to "batch", '
                 '"epoch" or a number of batches.'
             )
+        if self.frequency == AUTO and self.batch_size_per_worker is not None:
+            raise ConfigError(
+                'frequency="auto" needs batch_size, since a step is first one batch of all workers together, '
+                "and later one batch of each worker; got "
+                f"batch_size_per_worker={self.batch_size_per_worker}. Pass batch_size to fit instead."
+            )
         self._check_hybrid()
         self._check_shards()
         self._check_loss()
@@ -291,7 +297,8 @@ class CheckpointConfig:
     Attributes:
         uri: a folder for checkpoints only: a local path, or a URI of a file system that Spark can reach.
         every: "epoch" for a checkpoint at the end of each epoch; or the number of updates (rounds in
-            synchronous mode) or the datetime.timedelta between two checkpoints, also within an epoch.
+            synchronous mode; with ``frequency="auto"`` batches) or the datetime.timedelta between two
+            checkpoints, also within an epoch.
         keep: number of newest checkpoints to keep.
         keep_best: number of checkpoints to keep as well: those at the ends of epochs with the best
             ``monitor``.

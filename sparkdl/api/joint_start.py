@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkdl.config import AUTO
-from sparkdl.driver.checkpoint_policy import frequency_of_newest
+from sparkdl.config import AUTO, AUTO_WINDOW, Placement, TrainConfig
+from sparkdl.driver.checkpoint_policy import newest_checkpoint, require_packable
 from sparkdl.driver.fit import FitRun
 from sparkdl.driver.request import Request, Switch
 from sparkdl.process.reasons import reason_of
+from sparkdl.rules import choose
+from sparkdl.server.aggregation.counted_rounds import state_bytes
 
 # One of so many epochs is joint, with MANY_WORKERS or more one of so few; docs/how-to/which-mode.md says why.
 EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 4
@@ -22,7 +24,7 @@ MANY_WORKERS = 8
 
 
 def joint_epochs(epochs: int, num_workers: int) -> int:
-    """Return the number of epochs of the joint start: all with one worker, which exchanges nothing."""
+    """Return the number of epochs of the joint start: all with one worker, which needs no windows."""
     if num_workers == 1:
         return epochs
     if num_workers >= MANY_WORKERS:
@@ -30,18 +32,49 @@ def joint_epochs(epochs: int, num_workers: int) -> int:
     return max(1, epochs // EPOCHS_PER_JOINT)
 
 
+def windows_of(request: Request) -> TrainConfig | None:
+    """Return the settings after the joint start of a fit that has epochs after it, else None."""
+    config, epochs = request.config, request.fit.epochs
+    has = config.frequency == AUTO and joint_epochs(epochs, request.num_workers) < epochs
+    return config.last if has else None
+
+
 def first_run(request: Request) -> FitRun:
-    """Return the first run of a fit: the only one, unless the fit begins joint."""
+    """Return the first run of a fit: the only one, unless the fit begins joint.
+
+    Raises:
+        ConfigError: an argument cannot be honoured, also if only the second run needs it.
+    """
     config, fit = request.config, request.fit
     if config.frequency != AUTO:
         return FitRun(request)
-    if frequency_of_newest(request) == config.last.frequency:  # it resumes after its joint start
-        return FitRun(_in_windows(request))
-    switch = Switch(joint_epochs(fit.epochs, request.num_workers), config.last)
-    joint = replace(config, frequency="batch", merge=None)
-    return FitRun(
-        replace(request, config=joint, switch=switch if request.num_workers > 1 else None, carried=None)
-    )
+    joint, newest = joint_epochs(fit.epochs, request.num_workers), newest_checkpoint(request)
+    if newest is not None and newest.settings["frequency"] == AUTO:
+        if not newest.settings["joint_start"]:
+            return FitRun(_in_windows(request))
+        # An epoch that began joint ends joint, also if the fit has fewer epochs now.
+        joint = max(joint, newest.snapshot.epoch + (newest.snapshot.before is not None))
+    switch = Switch(joint, config.last)
+    start = replace(config, frequency="batch", merge=None)
+    run = FitRun(replace(request, config=start, switch=switch, carried=None))
+    if joint < fit.epochs:
+        _require_rule(request, run)
+    return run
+
+
+def _require_rule(request: Request, run: FitRun) -> None:
+    """Require a merge rule for the windows whose state can be kept, before the joint start trains.
+
+    Raises:
+        ConfigError: the state of the rule cannot be saved or sent.
+    """
+    config = request.config.last
+    rule = choose(config.merge, mode=config.mode.value, window=config.window).rule
+    state = rule.init(run.driver.parameters())
+    if request.fit.checkpoint is not None:
+        require_packable(rule, state)
+    if config.placement is Placement.EXECUTORS:
+        state_bytes(rule, state)
 
 
 def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
@@ -49,9 +82,13 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
 
     The state of an earlier fit's windows goes on only if no epoch was joint.
     """
-    fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed, profile=None)
-    carried = None if "joint_start" in first.training else request.carried
-    following = replace(_in_windows(request), fit=fit, carried=carried)
+    began = "joint_start" in first.training
+    fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed)
+    following = _in_windows(
+        replace(request, fit=fit, carried=None if began else request.carried, held=first.held)
+    )
+    if began:  # which traced its batches
+        following.fit = replace(following.fit, profile=None)
     try:
         with request.flags.applied():
             run = FitRun(following, first)
@@ -64,4 +101,15 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
 
 
 def _in_windows(request: Request) -> Request:
-    return replace(request, config=request.config.last, continues=True, divides=False)
+    """Return the request of the run after a joint start.
+
+    Snapshots and checkpoints are as many batches apart as before: their intervals count rounds.
+    """
+    config, fit = request.config.last, request.fit
+    if every := config.fault_tolerance.recovery_every:
+        tolerance = replace(config.fault_tolerance, recovery_every=-(-every // AUTO_WINDOW))
+        config = replace(config, fault_tolerance=tolerance)
+    if fit.checkpoint is not None and fit.checkpoint.updates is not None:
+        every = -(-fit.checkpoint.updates // AUTO_WINDOW)
+        fit = replace(fit, checkpoint=replace(fit.checkpoint, every=every))
+    return replace(request, config=config, fit=fit, continues=True, divides=False)

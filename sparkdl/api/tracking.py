@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.api import joint_start
+from sparkdl.config import AUTO
 from sparkdl.driver.preparation import FitArguments
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
@@ -352,14 +354,14 @@ def _parameters(request: Request, arguments: FitArguments) -> dict[str, Any]:
     """Return the parameters of a fit by name: the arguments of ``fit``, and the settings of SparkModel."""
     given = {each.name: getattr(arguments, each.name) for each in fields(arguments)}
     config = request.config
-    last = config.last
+    last = joint_start.windows_of(request) if config.frequency == AUTO else config
     return {
         **{name: value for name, value in given.items() if name not in UNLOGGED},
         "batch_size": request.fit.batch_size,
         "mode": config.mode.value,
         "frequency": config.frequency,
         "merge": None
-        if last.joint
+        if last is None or last.joint
         else choose(last.merge, mode=last.mode.value, window=last.window).rule.name,
         "num_workers": request.num_workers,
         "batch_size_per_worker": config.batch_size_per_worker,

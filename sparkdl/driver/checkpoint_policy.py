@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import isnan
 from typing import Any
 
-from sparkdl.config import Mode, Placement
+from sparkdl.config import AUTO, Mode, Placement
 from sparkdl.core import packing
 from sparkdl.driver.checkpoints import Checkpoints, Saved
 from sparkdl.driver.description import describe, outer_name
@@ -22,7 +22,7 @@ from sparkdl.driver.remote_server import AnyCoordinator
 from sparkdl.driver.request import Request
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
-from sparkdl.rules import Rule
+from sparkdl.rules import Rule, choose
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.monitoring.live import no_event
 from sparkdl.server.state import Snapshot
@@ -79,6 +79,9 @@ class CheckpointPolicy:
 
     def keep(self, coordinator: AnyCoordinator, logs: Results | None = None) -> None:
         """Save a checkpoint if one is due; ``logs`` are the results of an epoch that has ended."""
+
+    def keep_at_switch(self, coordinator: AnyCoordinator, logs: Results) -> None:
+        """Save the end of a joint start, since the run that continues it has a schedule of its own."""
 
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
@@ -156,13 +159,7 @@ class FolderPolicy(CheckpointPolicy):
         """
         assert isinstance(coordinator, Coordinator)  # noqa: S101 - checkpoint_policy refuses placement="worker"
         state = coordinator.aggregation.state
-        try:
-            packing.parts(state)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"The state of the rule {self.rule.name!r} cannot be saved in a checkpoint ({error}). Use "
-                "only dicts, lists, tuples, numbers, strings and arrays in it."
-            ) from None
+        require_packable(self.rule, state)
         if self.resumed:
             try:
                 snapshot = _with_state_like(state, self.resumed.snapshot)
@@ -221,6 +218,11 @@ class FolderPolicy(CheckpointPolicy):
         if self.checkpoints.is_due(snapshot, ends=logs is not None):
             self._save(coordinator, snapshot, logs)
 
+    def keep_at_switch(self, coordinator: AnyCoordinator, logs: Results) -> None:
+        """Save the end of a joint start, since the run that continues it has a schedule of its own."""
+        if coordinator.snapshot is not self.checkpoints.saved:
+            self._save(coordinator, coordinator.snapshot, logs)
+
     def digests(self) -> list[bytes]:
         """Return digests of the model's weights, from which ``keep_last`` detects a change."""
         return keras_variables.digests(self.request.model.weights)
@@ -253,9 +255,10 @@ class FolderPolicy(CheckpointPolicy):
         self.training["checkpoints_failed"] = self.checkpoints.failed
 
     def close(self) -> None:
-        """Wait until all checkpoints are written."""
+        """Wait until all checkpoints are written, and forget the snapshots that were read and written."""
         self.checkpoints.close()
         self.training["checkpoints_failed"] = self.checkpoints.failed
+        self.resumed = self.checkpoints.saved = None
 
     def _save(self, coordinator: AnyCoordinator, snapshot: Snapshot, logs: Results | None) -> None:
         model, history = self.request.model, self.request.history
@@ -315,14 +318,27 @@ def checkpoint_policy(
     return FolderPolicy(request, checkpoints, driver=driver, rule=rule, training=training, earlier=earlier)
 
 
-def frequency_of_newest(request: Request) -> object:
-    """Return the frequency of the run that wrote the newest checkpoint in the folder; None: there is none."""
+def newest_checkpoint(request: Request) -> Saved | None:
+    """Return the newest checkpoint that a request may resume from, whatever its settings, if there is one."""
     fit = request.fit
     if fit.checkpoint is None or not fit.resume or request.config.placement is Placement.WORKER:
         return None
-    checkpoints = Checkpoints(fit.checkpoint, spark_internals.active_context(), fresh=False)
-    settings = checkpoints.newest_settings()
-    return None if settings is None else settings.get("frequency")
+    return Checkpoints(fit.checkpoint, spark_internals.active_context(), fresh=False).newest_readable()
+
+
+def require_packable(rule: Rule, state: Any) -> None:
+    """Require a state of a merge rule that a checkpoint can hold.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        packing.parts(state)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The state of the rule {rule.name!r} cannot be saved in a checkpoint ({error}). Use only dicts, "
+            "lists, tuples, numbers, strings and arrays in it."
+        ) from None
 
 
 def _with_state_like(state: Any, snapshot: Snapshot) -> Snapshot:
@@ -338,14 +354,20 @@ def _with_state_like(state: Any, snapshot: Snapshot) -> Snapshot:
 def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: int) -> dict[str, object]:
     """Return the settings that a run must have in common with the checkpoint it resumes from."""
     config, fit = request.config, request.fit
+    automatic = request.switch is not None or request.continues
+    if request.switch is not None:
+        later = request.switch.config
+        rule = choose(later.merge, mode=later.mode.value, window=later.window).rule
+    merges = automatic or not config.joint
     return {
         "optimizer": type(optimizers.inner(request.model)).__name__,
         "model_variables": driver.layouts.trainable.digest.hex(),
         "optimizer_variables": driver.layouts.optimizer.digest.hex(),
         "mode": config.mode.value,
-        "frequency": config.frequency,
-        "merge": None if config.joint else rule.name,
-        "center_optimizer": None if config.joint else outer_name(rule),
+        "frequency": AUTO if automatic else config.frequency,
+        "merge": rule.name if merges else None,
+        "center_optimizer": outer_name(rule) if merges else None,
+        **({"joint_start": config.joint} if automatic else {}),  # whether it is the part before the switch
         "num_workers": request.num_workers,
         "batch_size": batch_size,
         "shuffle": fit.shuffle,

@@ -192,7 +192,7 @@ class Saved:
             description: the program of that run.
         """
         for name, mine in settings.items():
-            theirs = self.settings[name]
+            theirs = self.settings.get(name, mine)  # an older version lacks some
             if name in DIGESTS and theirs != mine:
                 return f"{DIGESTS[name]} differ in number, shape or dtype"
             if theirs != mine and not (name == "seed" and mine is None):
@@ -299,11 +299,11 @@ class Checkpoints:
             )
         return None
 
-    def newest_settings(self) -> dict[str, Any] | None:
-        """Return the settings of the newest checkpoint that can be read; None if there is none."""
+    def newest_readable(self) -> Saved | None:
+        """Return the newest checkpoint that can be read, whatever its settings; None if there is none."""
         for number in sorted(self._names, reverse=True):
             with suppress(*UNREADABLE):
-                return _read(self._path(self._names[number]), self.context).settings
+                return _read(self._path(self._names[number]), self.context)
         return None
 
     def asks(self) -> bool:

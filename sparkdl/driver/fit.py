@@ -42,7 +42,7 @@ from sparkdl.rules import choose
 from sparkdl.server.http_app import Traffic
 from sparkdl.server.monitoring.page import Page
 from sparkdl.server.monitoring.record import RunRecord
-from sparkdl.server.state import CarriedState, EpochResult, Snapshot
+from sparkdl.server.state import CarriedState, EpochResult, RowsHeld, Snapshot
 from sparkdl.spark import jobs
 
 logger = logging.getLogger(__name__)
@@ -110,12 +110,12 @@ class FitRun:
                 'With frequency="epoch" workers get a new learning rate only once per epoch, so a warm-up '
                 "raises it only once per epoch. Set frequency to a number of batches for a smoother warm-up."
             )
-        self.reports = Reports(request.metrics)
-        self.metrics = request.metrics
+        self.reports, self.metrics = Reports(request.metrics), request.metrics
         self.rate = float("nan")  # the learning rate that workers got last
         self.begun = 0.0  # the run's progress when the epoch began
         self.before: Snapshot | None = None  # the newest one at the last request; None: no request is open
-        self.traffic: Traffic = Traffic() if earlier is None else earlier.traffic
+        self.traffic = Traffic()
+        self.held: tuple[RowsHeld, ...] = ()
         self.carried: CarriedState | None = None
         self.reported = False
         self.changed = False  # whether callbacks set weights at an epoch's end that workers still lack
@@ -123,8 +123,7 @@ class FitRun:
     def execute(self) -> None:
         """Train; leave the model with the weights of the last complete merge, also after an error."""
         request = self.request
-        first, last = self._begin(), request.fit.epochs
-        end = last if request.switch is None else min(last, request.switch.epoch)
+        first, last, end = self._begin(), request.fit.epochs, request.end
         record = record_of(request, self.training, self.driver.layouts.trainable.size)
         self.record: RunRecord = self.earlier.record if self.earlier else record
         if first >= end:
@@ -162,7 +161,9 @@ class FitRun:
             # The model has the weights of the last epoch's end, with the changes that callbacks made.
             self.record.settle(self.coordinator, self.traffic)
             if end < last and not request.model.stop_training:
+                self.checkpoints.keep_at_switch(self.coordinator, logs)
                 self._record()
+                self.held = self.coordinator.held
                 self._end_joint_start(end)
                 del self.coordinator  # its center need not stay in memory while the next run trains
                 return
@@ -182,10 +183,10 @@ class FitRun:
 
     def _end_at_once(self, first: int) -> None:
         """End a run that has no epoch to train; ``first`` is the epoch at which the fit continues."""
-        resumed = self.checkpoints.resumed
+        if (resumed := self.checkpoints.resumed) is not None:
+            self.training.count(resumed.counters | {"version": resumed.snapshot.version})
+            self.held = resumed.held
         if first < self.request.fit.epochs:
-            if resumed is not None:
-                self.training.update(resumed.counters, version=resumed.snapshot.version)
             self._end_joint_start(first)
         else:
             self.record.finish("finished")
@@ -290,7 +291,9 @@ class FitRun:
             plan = self.coordinator.plans[0]
             done = min(plan.steps - 1, self.reports.rows * plan.turn_steps // sum(plan.rows))
             hooks.reach(done, self.reports.results)
-            self._ask_for_weights(done)
+            if self.before is None and hooks.is_due(done):  # for a callback that saves after batches
+                self.before = self.coordinator.newest_snapshot
+                self.coordinator.request_snapshot()
             rate = optimizers.learning_rate(self.request.model)
             if isfinite(rate) and rate != self.rate:
                 self._release(epoch)
@@ -302,12 +305,6 @@ class FitRun:
         if self.coordinator.plans:
             done, rows = _rows_done(self.coordinator, epoch), _epoch_rows(self.coordinator)
             display.update(done, rows, self.reports.results)
-
-    def _ask_for_weights(self, done: int) -> None:
-        """Request a snapshot from the workers when a callback that saves after batches is due."""
-        if self.before is None and self.callbacks.batches.is_due(done):
-            self.before = self.coordinator.newest_snapshot
-            self.coordinator.request_snapshot()
 
     def _save_batch(self) -> None:
         """Call the callbacks that save after batches, once the requested snapshot has arrived."""
@@ -376,7 +373,7 @@ class FitRun:
         """
         self.reported = True
         plans, members = self.coordinator.plans, self.coordinator.members
-        start = Start(request=self.request, choice=self.choice, plans=plans, members=members)
+        start = Start(self.request, self.choice, plans, members, "joint_start" in self.training)
         self.callbacks.set_steps(plans[0].steps)
         start_report.check(start)
         self.training.update(
@@ -459,7 +456,7 @@ class FitRun:
             logger.warning("Late updates were not merged (%s).", workers)
         history = self.request.history
         history.training, history.run = self.training, self.record.values()
-        history.intervals = [*(history.intervals if self.earlier else ()), *self.coordinator.intervals]
+        history.trace(self.coordinator.intervals, self.coordinator.members)
 
 
 def _epoch_rows(coordinator: AnyCoordinator) -> int:

@@ -21,7 +21,7 @@ class Shortfall(NamedTuple):
 
     Attributes:
         mode: "synchronous" or "asynchronous", which includes hogwild.
-        frequency: "batch", "n" (a number of batches) or "epoch".
+        frequency: "batch", "n" (a number of batches), "epoch" or "auto".
         rule: the name of a rule with its default settings; "" is the default of mode and frequency.
         adaptive: whether the optimizer adapts a rate per weight (Adam) or not (SGD).
         workers: the number of workers.
@@ -51,7 +51,13 @@ def known() -> tuple[Shortfall, ...]:
 
 
 def shortfall(
-    merge: str | Rule | None, *, mode: str, window: int | None, adaptive: bool, workers: int
+    merge: str | Rule | None,
+    *,
+    mode: str,
+    window: int | None,
+    adaptive: bool,
+    workers: int,
+    joint_start: bool = False,
 ) -> Shortfall | None:
     """Return the shortfall of a combination in the study, for the nearest number of workers; None if none.
 
@@ -66,9 +72,11 @@ def shortfall(
         window: local batches per exchange; None is an epoch.
         adaptive: whether the optimizer is not SGD.
         workers: the number of workers that have rows.
+        joint_start: whether the windows follow a joint start, as with ``frequency="auto"``.
     """
     mode = "asynchronous" if mode == "hogwild" else mode
-    key = mode, {None: "epoch", 1: "batch"}.get(window, "n"), _name(merge), adaptive
+    frequency = "auto" if joint_start else {None: "epoch", 1: "batch"}.get(window, "n")
+    key = mode, frequency, _name(merge), adaptive
     seen = [one for one in known() if one[:4] == key and one.workers <= workers]
     return max(seen, key=lambda one: one.workers, default=None)
 

@@ -57,7 +57,6 @@ class RemoteCoordinator:
     intervals: tuple[tuple[int, Interval], ...] = ()
     restarts = 0  # as in GroupCoordinator
     broken = False
-    held: tuple[RowsHeld, ...] = ()
 
     def __init__(self, hosted: HostedRun, ask: Ask) -> None:
         self.hosted, self.shape, self.ask = hosted, hosted.shape, ask
@@ -76,6 +75,11 @@ class RemoteCoordinator:
         self._orders = {"released": first - 1, "learning_rate": float("nan"), "stop": False, "short": -1}
         self._changed = threading.Condition()
         self._over = False
+
+    @property
+    def held(self) -> tuple[RowsHeld, ...]:
+        """The row count and fingerprint of each worker, once all have reported them."""
+        return tuple(self.members[worker].held or RowsHeld(0) for worker in sorted(self.members))
 
     def receive(self, rows: Iterable[tuple[bytes]]) -> bool:
         """Read the rows of the worker group's result as they arrive; return True if they held a record."""

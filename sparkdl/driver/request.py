@@ -15,7 +15,7 @@ from sparkdl.driver.first_row import FirstRow
 from sparkdl.driver.lease import Lease
 from sparkdl.modeling import trainability
 from sparkdl.modeling.keras_types import Callback, History, Model
-from sparkdl.server.state import CarriedState
+from sparkdl.server.state import CarriedState, RowsHeld
 from sparkdl.sources.base import Source
 from sparkdl.spark.application import SparkApplication
 
@@ -64,6 +64,7 @@ class Request:
         lease: the lease of the checkpoint folder, if there is one.
         switch: the point at which another run continues the fit; None: this run trains to the end.
         continues: whether the run continues a fit that began with other settings.
+        held: the rows of each worker in the run that this one continues; empty if there was none.
     """
 
     model: Model
@@ -92,6 +93,12 @@ class Request:
     lease: Lease | None = None
     switch: Switch | None = None
     continues: bool = False
+    held: tuple[RowsHeld, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The epoch before which this run ends: that of the switch, or the number of epochs of the fit."""
+        return self.fit.epochs if self.switch is None else min(self.fit.epochs, self.switch.epoch)
 
     def known_steps(self, batch_size: int) -> int | None:
         """Return the number of batches of an epoch if it is known before any job runs, else None."""

@@ -15,6 +15,7 @@ from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.driver.epochs import DriverModel
 from sparkdl.driver.remote_server import AnyCoordinator, RemoteCoordinator
 from sparkdl.driver.request import Request
+from sparkdl.driver.training_record import counted
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables, optimizers
 from sparkdl.modeling.backends.choice import sliced_tables
@@ -69,7 +70,9 @@ class ServerSetup:
         start = self.driver.values()
         decays = keras_variables.decays(model)
         if config.placement is not Placement.WORKER:
-            return Coordinator(shape, make_aggregation(terms, *start, decays), carried)
+            coordinator = Coordinator(shape, make_aggregation(terms, *start, decays), carried)
+            coordinator.rows.expect(self.request.held, "the joint start")
+            return coordinator
         hosted = HostedRun(
             shape=shape,
             # A placeholder: the user's rule is pickled with the custom objects.
@@ -80,6 +83,7 @@ class ServerSetup:
             token=secrets.token_urlsafe(32),
             tls=tls.is_wanted(config.network.tls, cluster),
             learning_rate=None if self.request.spare_slot else optimizers.learning_rate(model),
+            held=self.request.held,
         )
         return RemoteCoordinator(hosted, functools.partial(jobs.relay, cluster))
 
@@ -94,7 +98,7 @@ class ServerSetup:
             layout=layouts.trainable.digest,
             num_workers=request.num_workers,
             plan=self.plan,
-            epochs=fit.epochs,
+            epochs=request.end,
             evaluated=fit.evaluated if validating else frozenset(),
             evaluation_waits=validating and self.evaluation_waits,
             metrics=request.metrics.layout.nbytes,
@@ -166,8 +170,8 @@ def spare_slot(
             remedy = "Give the application more slots"
         raise ConfigError(
             f'With placement="worker", callbacks ({names}) need Spark 4.1 or newer and one slot more than '
-            f"there are workers; got Spark {cluster.session.version}, {slots} slots and {num_workers} "
-            f"workers. {remedy}, or leave callbacks out."
+            f"there are workers; got Spark {cluster.session.version}, {counted(slots, 'slot')} "
+            f"and {counted(num_workers, 'worker')}. {remedy}, or leave callbacks out."
         )
     return spare
 

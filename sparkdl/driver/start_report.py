@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkdl.config import AUTO
+from sparkdl.config import AUTO, AUTO_MERGE, TrainConfig
 from sparkdl.data.bad_values import judge, sentences_of
 from sparkdl.data.batch_plan import BatchPlan
 from sparkdl.data.blocks import TRAINING, VALIDATION
@@ -23,9 +23,10 @@ from sparkdl.rules import STUDIED, Choice, choose
 from sparkdl.server.state import Member
 
 logger = logging.getLogger(__name__)
+STUDIED_AFTER_JOINT = 16  # largest number of workers in the study of joint starts
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Start:
     """The start of a run, when all workers have counted their rows.
 
@@ -34,12 +35,19 @@ class Start:
         choice: the merge rule, and the scaling of the workers' learning rate that goes with it.
         plans: the plan of each worker.
         members: each worker as the driver sees it, by its number.
+        begun_joint: whether the fit has had epochs of a joint start.
     """
 
     request: Request
     choice: Choice
     plans: Sequence[BatchPlan]
     members: Mapping[int, Member]
+    begun_joint: bool = False
+
+    @property
+    def resumed(self) -> bool:
+        """True if this is the first run of the fit in this program."""
+        return not self.request.held
 
     @property
     def plan(self) -> BatchPlan:
@@ -201,46 +209,64 @@ def scaled_rate(start: Start) -> str | None:
 def joint_start(start: Start) -> str | None:
     """Return the division of a fit into a joint start and windows of batches."""
     switch, epochs = start.request.switch, start.request.fit.epochs
-    if switch is None:
-        return None
-    then = switch.config
-    if switch.epoch >= epochs:
+    if switch is not None and switch.epoch >= epochs:
         return f'frequency="{AUTO}": workers exchange after every batch in {_all(epochs)}.'
+    if switch is None and not (start.request.continues and (start.resumed or not start.begun_joint)):
+        return None
+    then = start.request.config if switch is None else switch.config
     rule = choose(then.merge, mode=then.mode.value, window=then.window).rule
-    return (
-        f'frequency="{AUTO}": workers exchange after every batch up to epoch {switch.epoch}, and from then '
-        f'on after every {then.window} batches, with merge="{rule.name}".'
-    )
+    windows = f'after every {then.window} batches, with merge="{rule.name}".'
+    if switch is not None:
+        begins = f"workers exchange after every batch up to epoch {switch.epoch}, and from then on"
+    else:
+        begins = f"from epoch {start.request.fit.initial_epoch + 1} on, workers exchange"
+    return f'frequency="{AUTO}": {begins} {windows}'
 
 
 def _all(epochs: int) -> str:
     return "the only epoch" if epochs == 1 else f"all {epochs} epochs"
 
 
+def _separate(start: Start) -> tuple[TrainConfig, bool] | None:
+    """Return the settings of the part of a fit in which workers train separately.
+
+    Also return True if that part follows a joint start and merges by the rule of the study. None: there is no
+    such part, or the run before this one has warned of it.
+    """
+    request = start.request
+    if request.switch is not None:
+        if request.switch.epoch >= request.fit.epochs:
+            return None
+        return request.switch.config, request.switch.config.merge == AUTO_MERGE
+    if start.plan.joint or (request.continues and start.begun_joint and not start.resumed):
+        return None
+    return request.config, start.begun_joint and request.config.merge == AUTO_MERGE
+
+
 def unstudied(start: Start) -> str | None:
     """Return a warning about more workers than the convergence study covers."""
-    plan = start.plan
-    if plan.joint or start.request.continues or plan.working <= STUDIED:
+    separate = _separate(start)
+    most = STUDIED_AFTER_JOINT if separate and separate[1] else STUDIED
+    if separate is None or start.plan.working <= most:
         return None
     return (
-        f"The convergence study of sparkdl covers at most {STUDIED} workers that train separately between "
-        f'exchanges; this run has {plan.working}. mode="synchronous" with frequency="batch" matches plain '
-        "Keras for any number of workers."
+        f"The convergence study of sparkdl covers at most {most} workers that train separately between "
+        f'exchanges; this run has {start.plan.working}. mode="synchronous" with frequency="batch" matches '
+        "plain Keras for any number of workers."
     )
 
 
 def known_shortfall(start: Start) -> str | None:
-    """Return a warning about settings that scored below plain Keras in the convergence study.
-
-    The study has no joint start.
-    """
-    if start.plan.joint or start.request.continues:
+    """Return a warning about settings that scored below plain Keras in the convergence study."""
+    separate = _separate(start)
+    if separate is None:
         return None
-    config = start.request.config
+    config, joint_start = separate
     below = shortfall(
-        config.merge,
+        None if joint_start else config.merge,
         mode=config.mode.value,
         window=config.window,
+        joint_start=joint_start,
         workers=start.plan.working,
         adaptive=optimizers.adaptive(start.request.model),
     )

@@ -117,7 +117,7 @@ class TrainingJob:
         slices = None if sharded else most_words(layout.size, request.num_workers) if config.joint else 0
         settings = TrainSettings(
             plan=self.plan,
-            epochs=fit.epochs,
+            epochs=request.end,
             rounds=config.mode is Mode.SYNCHRONOUS,
             validation_batch_size=held,
             rule=Average(),

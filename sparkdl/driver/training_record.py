@@ -12,7 +12,16 @@ from sparkdl.modeling import keras_settings
 from sparkdl.server.monitoring.record import RunRecord
 from sparkdl.server.run_state import COUNTED
 
-SUMMED = ("version", "restarts", "late_dropped", "late_merged", "slices", *COUNTED)  # over the runs of a fit
+TRAFFIC = "bytes_received", "bytes_sent", "refused_requests"
+SUMMED = (
+    "version",
+    "restarts",
+    "late_dropped",
+    "late_merged",
+    "slices",
+    *TRAFFIC,
+    *COUNTED,
+)  # over a fit's runs
 COUNTS = {  # shown if they are not 0
     "resumed": "resumed",
     "restarts": "restarts",

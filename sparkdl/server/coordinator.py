@@ -100,7 +100,7 @@ class Coordinator(GroupCoordinator):
             held: row count and fingerprint of each worker in that run.
         """
         with self.changed:
-            self.rows.held = held
+            self.rows.expect(held, "the checkpoint")
             self.snapshots.resume(snapshot)
             self.epochs.resume(snapshot.reports)
 

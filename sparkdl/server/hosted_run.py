@@ -9,7 +9,7 @@ from sparkdl.core.vectors import Vector
 from sparkdl.rules import Rule
 from sparkdl.server.aggregation import AggregationSpec, make_aggregation
 from sparkdl.server.coordinator import Coordinator
-from sparkdl.server.state import RunSpec
+from sparkdl.server.state import RowsHeld, RunSpec
 from sparkdl.transport.exchange import Endpoint
 
 
@@ -30,6 +30,7 @@ class HostedRun:
         tls: True if the endpoint uses TLS.
         learning_rate: rate of all epochs. None if the process that called ``fit`` starts each
             epoch and sets its rate.
+        held: rows of each worker in the run that this one continues; empty if there was none.
     """
 
     shape: RunSpec
@@ -40,6 +41,7 @@ class HostedRun:
     token: str
     tls: bool
     learning_rate: float | None
+    held: tuple[RowsHeld, ...] = ()
 
     @property
     def ahead(self) -> int:
@@ -55,6 +57,7 @@ class HostedRun:
         terms = replace(self.terms, rule=rule or self.terms.rule)
         aggregation = make_aggregation(terms, self.parameters, self.statistics, self.decays)
         coordinator = Coordinator(self.shape, aggregation)
+        coordinator.rows.expect(self.held, "the joint start")
         coordinator.state.generation = aggregation.generation = generation
         return coordinator
 

@@ -23,8 +23,7 @@ class RowAgreement:
         aggregation: the aggregation, which holds the center.
 
     Attributes:
-        held: rows of each worker, once all have reported them; before that, those of the checkpoint if the
-            run resumes.
+        held: rows of each worker, once all have reported them; before that, those that the run expects.
     """
 
     def __init__(
@@ -38,7 +37,12 @@ class RowAgreement:
         self.state, self.membership, self.schedule = state, membership, schedule
         self.snapshots, self.aggregation = snapshots, aggregation
         self.held: tuple[RowsHeld, ...] = ()
+        self._owner = ""
         self._warned = False
+
+    def expect(self, held: tuple[RowsHeld, ...], owner: str) -> None:
+        """Set the rows that the workers should hold: those of ``owner``, which errors name."""
+        self.held, self._owner = held, owner
 
     def check(self, worker: int, member: Member, held: RowsHeld) -> None:
         """Refuse a worker whose rows differ from those that it, or its earlier attempt, reported.
@@ -87,8 +91,8 @@ class RowAgreement:
         """
         rounds = self.aggregation.has_rounds
         if not row_check.may_go_on(self.held, held, anywhere=rounds):
-            resumed = not self.schedule.plans
-            self.state.refuse_rows(row_check.other_rows(self.held, held, resumed=resumed))
+            owner = "the previous worker group" if self.schedule.plans else self._owner
+            self.state.refuse_rows(row_check.other_rows(self.held, held, owner))
         self.snapshots.restore_epoch()
         held_out = any(member.validation_rows for member in self.membership.members.values())
         snapshot = str(self.snapshots.committed)

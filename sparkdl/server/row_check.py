@@ -66,21 +66,20 @@ def other_order(snapshot: str, *, anywhere: bool, validation: bool) -> str:
     return f"{message} {REMEDY}"
 
 
-def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], *, resumed: bool) -> str:
+def other_rows(before: Sequence[RowsHeld], now: Sequence[RowsHeld], owner: str) -> str:
     """Return the error of a run whose workers no longer hold the same rows.
 
     Args:
         before: rows that each worker held.
         now: rows that each worker holds.
-        resumed: True if the run resumes from a checkpoint.
+        owner: the owner of these rows: "the checkpoint", "the joint start" or "the previous worker group".
     """
     rows = [tuple(each.rows for each in held) for held in (now, before)]
-    whose = "the checkpoint" if resumed else "the previous worker group"
-    says = f"The workers have {rows[0]} training rows; those of {whose} had {rows[1]}"
+    says = f"The workers have {rows[0]} training rows; those of {owner} had {rows[1]}"
     if rows[0] == rows[1]:
         says += ", but the values in these rows or in the validation rows differ"
     start = " Resume with the same data, or start a new run with another folder and without resume."
-    return f"{says}. {REMEDY}{start if resumed else ''}"
+    return f"{says}. {REMEDY}{start if owner == 'the checkpoint' else ''}"
 
 
 def one_in_other_order(worker: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparkdl.driver.display.progress import value_text
 from sparkdl.driver.training_record import TrainingRecord, counted
 from sparkdl.errors import ConfigError
 from sparkdl.server.monitoring import document
+from sparkdl.server.state import Member
 from sparkdl.transport.messages import Interval
 from sparkdl.ui.trace import trace_of
 
@@ -36,6 +38,7 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         self.training = TrainingRecord()
         self.run: dict[str, Any] = {}
         self.intervals: list[tuple[int, Interval]] = []
+        self._hosts: dict[int, str] = {}  # those of the workers whose batches were traced
         self._epochs_of: dict[str, list[int]] = {}  # the epochs that have a result, by its name
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -43,6 +46,11 @@ class History(keras.callbacks.History):  # type: ignore[misc]
         super().on_epoch_end(epoch, logs)
         for name in logs or {}:
             self._epochs_of.setdefault(name, []).append(epoch)
+
+    def trace(self, intervals: Iterable[tuple[int, Interval]], members: Mapping[int, Member]) -> None:
+        """Append traced intervals of workers on these hosts."""
+        self.intervals += intervals
+        self._hosts |= {worker: members[worker].host for worker, _ in intervals if worker in members}
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the live page of the run, with its data, as one HTML file that needs no server.
@@ -78,8 +86,7 @@ class History(keras.callbacks.History):  # type: ignore[misc]
                 "save_trace needs a fit that traced batches; this one traced none. Pass profile= to fit, for "
                 "example profile=(10, 20)."
             )
-        hosts = {worker["worker"]: worker["host"] for worker in self.run["workers"]}
-        Path(path).write_text(json.dumps(trace_of(self.intervals, hosts)), "utf-8")
+        Path(path).write_text(json.dumps(trace_of(self.intervals, self._hosts)), "utf-8")
 
     def __repr__(self) -> str:
         if not self.epoch:

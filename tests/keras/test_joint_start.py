@@ -1,10 +1,13 @@
 """frequency="auto": the division of a fit, and the settings that it refuses."""
 
+from types import SimpleNamespace
+
 import keras
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.api.joint_start import joint_epochs
+from sparkdl.api.joint_start import joint_epochs, windows_of
+from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ml.params import TrainingParams
 
@@ -15,6 +18,7 @@ from sparkdl.ml.params import TrainingParams
         ({"mode": "asynchronous"}, 'frequency="auto" needs mode="synchronous".*got mode="asynchronous"'),
         ({"mode": "hogwild"}, 'frequency="auto" needs mode="synchronous".*got mode="hogwild"'),
         ({"merge": "none"}, "merge"),
+        ({"batch_size_per_worker": 8}, 'frequency="auto" needs batch_size.*got batch_size_per_worker=8'),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, said):
@@ -32,6 +36,20 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
 def test_the_start_is_a_share_of_the_epochs(epochs, num_workers, expected):
     """A twelfth of the epochs is joint, from eight workers on a quarter; one worker has no windows."""
     assert expected == joint_epochs(epochs, num_workers)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "epochs", "num_workers", "merge"),
+    [("auto", 12, 2, "diloco"), ("auto", 1, 2, None), ("auto", 12, 1, None), ("epoch", 12, 2, None)],
+)
+def test_windows_follow_if_there_are_epochs_for_them(frequency, epochs, num_workers, merge):
+    """A fit of one epoch or one worker has no windows, so no rule is logged as that of the fit."""
+    request = SimpleNamespace(
+        config=TrainConfig(frequency=frequency), fit=FitConfig(epochs=epochs), num_workers=num_workers
+    )
+    windows = windows_of(request)
+
+    assert merge == (windows and windows.merge)
 
 
 def test_it_is_a_value_of_the_param():

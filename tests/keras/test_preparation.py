@@ -12,6 +12,7 @@ from sparkdl import SparkModel
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.data.schema import Sample
 from sparkdl.driver.preparation import FitArguments, UserModel, _look_at_rows
+from sparkdl.driver.server_setup import spare_slot
 from sparkdl.errors import ConfigError
 from sparkdl.modeling import keras_variables
 from sparkdl.server.state import CarriedState
@@ -108,3 +109,24 @@ def test_a_new_kind_of_rows_needs_no_other_module():
     assert table.rows_to_serve(None, 32) is None
     columns = _look_at_rows(user, FitConfig(), table, table, 1).schema.columns
     assert [(2,), (1,)] == [column.shape for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("slots", "places_rows", "remedy"),
+    [
+        (3, True, "Set num_workers=2,"),
+        (1, True, "Give the application more slots,"),
+        (3, False, "Use a newer Spark,"),
+    ],
+)
+def test_callbacks_need_a_slot_beside_a_coordinator_in_worker_0(slots, places_rows, remedy):
+    """The remedy for a missing slot is one that the application allows."""
+    cluster = SimpleNamespace(
+        remote=True,
+        dynamic=False,
+        places_rows=places_rows,
+        slots=lambda: slots,
+        session=SimpleNamespace(version="4.3.0"),
+    )
+    with pytest.raises(ConfigError, match=f"got .*{slots} slot.* {remedy} or leave"):
+        spare_slot(TrainConfig(placement="worker"), cluster, slots, [keras.callbacks.Callback()])

@@ -114,10 +114,10 @@ def test_a_fit_with_callbacks_gives_the_answer_of_keras(problem, table, placemen
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("placement", ["driver", "worker"])
-def test_a_joint_start_gives_the_same_weights_as_two_fits(problem, table, placement):
-    """frequency="auto" switches wherever the endpoint runs, and its counts are those of both parts."""
-    weights, settings = [], {"num_workers": 2, "placement": placement}
+@pytest.mark.parametrize(("placement", "num_workers"), [("driver", 2), ("worker", 2), ("worker", 3)])
+def test_a_joint_start_gives_the_same_weights_as_two_fits(problem, table, placement, num_workers):
+    """frequency="auto" switches wherever the endpoint runs, also without a slot for the driver's requests."""
+    weights, settings = [], {"num_workers": num_workers, "placement": placement}
     fit = {"batch_size": 8, "epochs": 3, "seed": 3, "verbose": 0}
     model = problem.model()
     history = SparkModel(model, frequency="auto", **settings).fit(table, **fit)
@@ -129,7 +129,9 @@ def test_a_joint_start_gives_the_same_weights_as_two_fits(problem, table, placem
 
     assert all(np.array_equal(one, other) for one, other in zip(*weights, strict=True))
     assert 1 == history.training["joint_start"]["epochs"]
-    assert history.training["version"] > history.training["joint_start"]["version"] > 0
+    assert [0, 1, 2] == history.epoch
+    for name in ("version", "bytes_received"):
+        assert history.training[name] > history.training["joint_start"][name] > 0
 
 
 @pytest.mark.whole

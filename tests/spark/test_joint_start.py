@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from bombs import Bomb, kill
 
-from sparkdl import SparkModel, Stragglers
+from sparkdl import CheckpointConfig, SparkModel, Stragglers
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.rules import Average
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.one_case]
 EPOCHS = 24  # two of them joint with two workers
@@ -19,9 +21,9 @@ class Calls(keras.callbacks.Callback):
     The learning rate falls with each epoch, as ReduceLROnPlateau would let it.
     """
 
-    def __init__(self, fails_before=None):
+    def __init__(self, fails_before=None, fails_at_batch=None):
         super().__init__()
-        self.calls, self.fails_before = [], fails_before
+        self.calls, self.fails_before, self.fails_at_batch = [], fails_before, fails_at_batch
 
     def on_train_begin(self, logs=None):
         self.calls.append("begin")
@@ -31,6 +33,10 @@ class Calls(keras.callbacks.Callback):
             raise RuntimeError("fails as asked")
         self.calls.append(epoch)
         self.model.optimizer.learning_rate = 0.9 * float(self.model.optimizer.learning_rate)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.calls[-1], batch) == self.fails_at_batch:
+            raise RuntimeError("fails as asked")
 
     def on_train_end(self, logs=None):
         self.calls.append("end")
@@ -140,6 +146,111 @@ def test_a_complete_fit_is_not_continued(problem, tmp_path, undisturbed):
     assert [0] == history.epoch == again.epoch
     assert bits(stopped) == bits(resumed)
 
+    kept["checkpoint"] = str(tmp_path / "whole")
+    _, history = fitted(problem, **kept)
+    _, again = fitted(problem, resume=True, **kept)
+
+    for name in ("version", "exchanges", "joint_start"):
+        assert history.training[name] == again.training[name]
+
+
+@pytest.mark.parametrize("changed", ["values", "order"])
+def test_rows_that_change_at_the_switch_are_found(problem, spark, tmp_path, caplog, changed):
+    """Spark computes the rows again after the switch; they are compared with those of the joint start."""
+    marker = tmp_path / "changed"
+    x, y = problem.x, problem.y
+
+    def row(index):
+        if changed == "order" and marker.exists():
+            index = len(y) - 1 - index
+        return x[index] + (changed == "values" and marker.exists()), int(y[index])
+
+    rows = spark.sparkContext.parallelize(range(len(y)), 2).map(row)
+    model = SparkModel(model_of(problem), frequency="auto", num_workers=2)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: marker.touch())
+    if changed == "values":
+        with pytest.raises(DataError, match="the joint start had .* differ"):
+            model.fit(rows, callbacks=[callback], **FIT | {"epochs": 2})
+        assert [0] == model.history.epoch
+    else:
+        model.fit(rows, callbacks=[callback], **FIT | {"epochs": 2})
+        assert "The workers have the same rows as before, but in a different order" in caplog.text
+
+
+@pytest.mark.whole
+def test_checkpoints_are_as_many_batches_apart_in_windows(problem, tmp_path):
+    """A checkpoint is made at the switch, and every=32 then means two rounds of 16 batches."""
+    config = CheckpointConfig(str(tmp_path / "kept"), every=10_000)
+    with pytest.raises(RuntimeError, match="fails as asked"):
+        fitted(problem, checkpoint=config, callbacks=[Calls(SWITCH + 2)])
+    _, history = fitted(problem, checkpoint=config, resume=True, callbacks=[calls := Calls()])
+    assert ["begin", *range(SWITCH, EPOCHS), "end"] == calls.calls
+
+    config = CheckpointConfig(str(tmp_path / "often"), every=32)
+    _, history = fitted(problem, checkpoint=config, epochs=12)
+    texts = [event["text"] for event in history.run["events"]]
+    assert 11 <= sum("Checkpoint at" in text for text in texts)
+
+
+@pytest.mark.whole
+def test_an_epoch_that_began_joint_ends_joint(problem, tmp_path):
+    """A fit that resumes within an epoch completes it, also if it has fewer joint epochs than before."""
+    kept = {"checkpoint": CheckpointConfig(str(tmp_path / "kept"), every=5), "steps_per_epoch": 2_000}
+    with pytest.raises(RuntimeError, match="fails as asked"):
+        fitted(problem, epochs=36, callbacks=[Calls(fails_at_batch=(1, 1_000))], **kept)
+    _, history = fitted(problem, epochs=3, resume=True, **kept)
+
+    assert 2 == history.training["joint_start"]["epochs"]
+    assert 2 * 2_000 == history.training["joint_start"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"frequency": "batch"}, "frequency='auto' instead of 'batch'"),
+        ({"merge": "average"}, "merge='diloco' instead of 'average'"),
+    ],
+)
+def test_a_fit_does_not_resume_with_other_settings(problem, tmp_path, settings, message):
+    """The refusal names the settings that the user wrote, also if the checkpoint is of the joint start."""
+    kept = {"checkpoint": str(tmp_path / "kept"), "epochs": 12}
+    with pytest.raises(RuntimeError, match="fails as asked"):
+        fitted(problem, callbacks=[Calls(1)], **kept)
+    with pytest.raises(ConfigError, match=message):
+        fitted(problem, resume=True, **kept, **settings)
+
+
+class Odd(Average):
+    """A rule whose state no checkpoint can hold."""
+
+    def init(self, parameters):
+        return {1, 2}
+
+
+@pytest.mark.parametrize("placement", ["driver", "executors"])
+def test_a_rule_whose_state_cannot_be_kept_is_refused_first(problem, tmp_path, placement):
+    """A rule that only the windows need is refused before the joint start trains."""
+    spark_model = SparkModel(
+        model_of(problem), frequency="auto", merge=Odd(), num_workers=2, placement=placement
+    )
+    with pytest.raises(ConfigError, match="Use only dicts, lists"):
+        spark_model.fit(problem.x, problem.y, checkpoint=str(tmp_path / "kept"), **FIT)
+
+    assert [] == spark_model.history.epoch
+
+
+def test_without_joint_epochs_the_windows_are_traced_and_named(problem, caplog):
+    """A fit that begins after the switch says so, and traces batches of its windows."""
+    caplog.set_level("INFO", "sparkdl")
+    _, history = fitted(problem, initial_epoch=3, epochs=4, profile=(2, 4))
+
+    assert "joint_start" not in history.training
+    assert history.intervals
+    expected = (
+        'frequency="auto": from epoch 4 on, workers exchange after every 16 batches, with merge="diloco".'
+    )
+    assert expected in caplog.messages
+
 
 @pytest.mark.whole
 @pytest.mark.parametrize("batch", [10, 60])
@@ -217,14 +328,23 @@ def test_one_worker_trains_as_plain_keras(problem):
         (
             11,
             'frequency="auto": workers exchange after every batch up to epoch 1, and from then on after '
-            'every 16 batches, with merge="average".',
+            'every 16 batches, with merge="diloco".',
         ),
     ],
 )
 def test_a_fit_says_what_it_does(problem, caplog, epochs, said):
     """The lines at the start of a fit name its parts, and no shortfalls of fits without a joint start."""
     caplog.set_level("INFO", "sparkdl")
-    fitted(problem, epochs=epochs, merge="average")
+    fitted(problem, epochs=epochs)
 
     assert said in caplog.messages
     assert not [line for line in caplog.messages if "convergence study" in line]
+
+
+def test_a_rule_that_fell_short_is_warned_of_before_the_joint_start(problem, caplog):
+    """The study has joint starts with the default rule only, so other rules are judged by their windows."""
+    fitted(problem, epochs=2, merge="adasum", callbacks=[calls := Calls()])
+
+    (warning,) = [line for line in caplog.messages if "convergence study" in line]
+    assert 'frequency=N (batches) and merge="adasum"' in warning
+    assert ["begin", 0, 1, "end"] == calls.calls

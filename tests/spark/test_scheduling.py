@@ -206,6 +206,21 @@ def test_fits_that_are_paused_often_end_with_the_same_bits(spark, problem):
         require_same_weights(model.model, other.model)
 
 
+def test_the_page_of_a_scheduler_ends_as_its_jobs_do(spark, problem):
+    """If the end of the with block raises the error of a job, the record of the live page says "failed"."""
+    scheduler = Scheduler(1)
+
+    def fail():
+        with scheduler:
+            one = SparkModel(problem.model(), num_workers=1)
+            scheduler.submit(one, problem.x, problem.y, callbacks=[Fail()], **SETTINGS)
+
+    with pytest.raises(LookupError, match="the callback fails"):
+        fail()
+
+    assert "failed" == scheduler._record.values()["state"]
+
+
 @pytest.mark.whole
 def test_a_fit_that_fails_or_is_cancelled_leaves_the_others_alone(spark, problem):
     """After a failure the waiting jobs go on, a job that is cancelled ends, and the error is raised once."""

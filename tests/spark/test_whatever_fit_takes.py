@@ -414,7 +414,7 @@ BAD = [
     (
         {"class_weight": {0: 2.0}, "validation_data": (POINTS, LABELS, np.ones((3, 2)))},
         ConfigError,
-        "class_weight needs one label per row",
+        r"validation rows should have one sample weight each; got weights of shape \(2,\)",
     ),
     ({"sample_weight": np.ones(7)}, DataError, "sample_weight with 7"),
     ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch should be a whole number of at least 1; got 0."),

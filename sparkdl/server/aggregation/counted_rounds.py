@@ -8,6 +8,7 @@ from typing import Any
 from sparkdl.core import packing
 from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.errors import ConfigError, RefusedError
+from sparkdl.rules import Rule
 from sparkdl.server.aggregation.delta_rounds import DeltaRounds
 from sparkdl.server.aggregation.gradient_rounds import GradientRounds
 from sparkdl.server.aggregation.rounds import SynchronousRounds
@@ -39,6 +40,22 @@ class CountedRounds(Counted, GradientRounds):
     """Rounds of gradients without parameters."""
 
 
+def state_bytes(rule: Rule, state: Any) -> int:
+    """Return the size in bytes of the state of a merge rule in a report.
+
+    Raises:
+        ConfigError: the state cannot be sent.
+    """
+    try:
+        return sum(map(len, packing.parts(state)))
+    except TypeError as error:
+        raise ConfigError(
+            f'placement="executors" sends the state of the merge rule, and that of {rule.name!r} cannot be '
+            f"sent: {error}. Use only dicts, lists, tuples, numbers, strings and arrays in it, or set "
+            'placement="driver".'
+        ) from None
+
+
 class CountedDeltaRounds(Counted, DeltaRounds):
     """Rounds of deltas without parameters. Each worker applies the rule to its own copy of the center.
 
@@ -49,15 +66,7 @@ class CountedDeltaRounds(Counted, DeltaRounds):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        try:
-            size = sum(map(len, packing.parts(self.state)))
-        except TypeError as error:
-            raise ConfigError(
-                f'placement="executors" sends the state of the merge rule, and that of {self.rule.name!r} '
-                f"cannot be sent: {error}. Use only dicts, lists, tuples, numbers, strings and arrays in it, "
-                'or set placement="driver".'
-            ) from None
-        self._rule_bytes = size + RULE_BYTES
+        self._rule_bytes = state_bytes(self.rule, self.state) + RULE_BYTES
 
     def rule_bytes(self) -> int:
         """Return the largest size of the rule's state in a report."""

@@ -156,7 +156,7 @@ def _progress(coordinator: Coordinator) -> Iterator[Metric]:
         coordinator.snapshot.epoch, min((member.epoch for member in coordinator.members.values()), default=0)
     )
     yield GaugeMetricFamily("sparkdl_epoch", "The epoch under way, from 0.", epoch)
-    yield GaugeMetricFamily("sparkdl_epochs", "The epochs argument of the fit.", coordinator.shape.epochs)
+    yield GaugeMetricFamily("sparkdl_epochs", "The number of epochs of the run.", coordinator.shape.epochs)
     rows = sum(plan.epoch_rows for plan in coordinator.plans)
     yield GaugeMetricFamily("sparkdl_epoch_rows", "Training rows of an epoch; 0 until they are known.", rows)
     yield CounterMetricFamily(
