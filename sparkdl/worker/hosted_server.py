@@ -54,7 +54,7 @@ class HostedDriver:
         self.results: dict[int, EpochResult] = {}
         self._left: set[int] = set()
 
-    def conduct(self) -> None:
+    def run(self) -> None:
         """Do ``_collect`` in a thread of its own. If the run fails, close the coordinator.
 
         Workers wait for epochs that only this thread releases, so an error here fails the run.
@@ -254,7 +254,7 @@ def _host(
     add_hosted_driver(app, hosted_driver)
     context, certificate = tls.server_context() if hosted.tls else (None, b"")
     port = stack.enter_context(serve(app, host, 0, hosted.shape.num_workers, context))
-    thread = threading.Thread(target=hosted_driver.conduct, name="sparkdl-hosted-driver", daemon=True)
+    thread = threading.Thread(target=hosted_driver.run, name="sparkdl-hosted-driver", daemon=True)
     thread.start()
     stack.callback(thread.join)
     stack.callback(coordinator.close)  # closed first, so that no request waits while the server stops

@@ -90,7 +90,7 @@ def test_an_error_of_the_hosted_driver_fails_the_run_by_name(part, monkeypatch):
     coordinator.release(1, 0.1)
     give(coordinator, report_of(coordinator, 0))
     monkeypatch.setattr(coordinator, part, mock.Mock(side_effect=MemoryError("no room")))
-    HostedDriver(coordinator, Traffic(), 0.1).conduct()
+    HostedDriver(coordinator, Traffic(), 0.1).run()
 
     assert "The parameter endpoint failed: Memory ran out" in str(coordinator.failure)
     assert "no room" in str(coordinator.failure)
