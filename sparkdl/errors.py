@@ -96,9 +96,9 @@ class RefusedError(SparkDLError):
     """The endpoint refused a request.
 
     Attributes:
-        status: the HTTP status, such as 400 (malformed), 401 (no valid token), 409 (an old generation or a
-            superseded attempt), 410 (the run is over), 413 (wrong size) or 422 (the layout of a different
-            model, or different rows).
+        status: the HTTP status, such as 400 (malformed), 401 (no valid token), 409 (an old generation, a
+            superseded attempt, or a message that came too late or too early), 410 (the run is over), 413
+            (wrong size) or 422 (the layout of a different model, or different rows).
     """
 
     def __init__(self, status: int, message: str) -> None:

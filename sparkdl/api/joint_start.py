@@ -18,13 +18,13 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.server.aggregation.counted_rounds import state_bytes
 
-# One of so many epochs is joint, with MANY_WORKERS or more one of so few; docs/how-to/which-mode.md says why.
+# The joint start takes 1 of every 12 epochs, or 1 of every 4 from MANY_WORKERS workers on.
 EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 4
 MANY_WORKERS = 8
 
 
 def joint_epochs(epochs: int, num_workers: int) -> int:
-    """Return the number of epochs of the joint start: all with one worker, which needs no windows."""
+    """Return the number of epochs of the joint start: all epochs if there is one worker."""
     if num_workers == 1:
         return epochs
     if num_workers >= MANY_WORKERS:
@@ -33,17 +33,17 @@ def joint_epochs(epochs: int, num_workers: int) -> int:
 
 
 def windows_of(request: Request) -> TrainConfig | None:
-    """Return the settings after the joint start of a fit that has epochs after it, else None."""
+    """Return the settings for the epochs after the joint start; None if there are no such epochs."""
     config, epochs = request.config, request.fit.epochs
     has = config.frequency == AUTO and joint_epochs(epochs, request.num_workers) < epochs
     return config.last if has else None
 
 
 def first_run(request: Request) -> FitRun:
-    """Return the first run of a fit: the only one, unless the fit begins joint.
+    """Return the first run of a fit: the only one, unless a second run follows the joint start.
 
     Raises:
-        ConfigError: an argument cannot be honoured, also if only the second run needs it.
+        ConfigError: an argument cannot be honoured. Arguments of the second run are checked here too.
     """
     config, fit = request.config, request.fit
     if config.frequency != AUTO:
@@ -52,7 +52,7 @@ def first_run(request: Request) -> FitRun:
     if newest is not None and newest.settings["frequency"] == AUTO:
         if not newest.settings["joint_start"]:
             return FitRun(_in_windows(request))
-        # An epoch that began joint ends joint, also if the fit has fewer epochs now.
+        # A joint epoch under way is completed, even if the resumed fit has a smaller number of epochs.
         joint = max(joint, newest.snapshot.epoch + (newest.snapshot.before is not None))
     switch = Switch(joint, config.last)
     start = replace(config, frequency="batch", merge=None)
@@ -63,7 +63,7 @@ def first_run(request: Request) -> FitRun:
 
 
 def _require_rule(request: Request, run: FitRun) -> None:
-    """Require a merge rule for the windows whose state can be kept, before the joint start trains.
+    """Check, before the joint start trains, that the state of the windows' rule can be saved and sent.
 
     Raises:
         ConfigError: the state of the rule cannot be saved or sent.
@@ -78,16 +78,21 @@ def _require_rule(request: Request, run: FitRun) -> None:
 
 
 def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
-    """Carry out the run that continues a fit after its joint start, with this epoch; return the run.
+    """Execute the run that follows the joint start, and return it.
 
-    The state of an earlier fit's windows goes on only if no epoch was joint.
+    The state that an earlier fit left, of its workers and merge rule, is used only if no epoch was joint.
+
+    Args:
+        request: the request of the fit.
+        first: the joint start.
+        epoch: the first epoch of the run.
     """
     began = "joint_start" in first.training
     fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed)
     following = _in_windows(
         replace(request, fit=fit, carried=None if began else request.carried, held=first.held)
     )
-    if began:  # which traced its batches
+    if began:  # The joint start has traced the batches.
         following.fit = replace(following.fit, profile=None)
     try:
         with request.flags.applied():
@@ -103,7 +108,8 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
 def _in_windows(request: Request) -> Request:
     """Return the request of the run after a joint start.
 
-    Snapshots and checkpoints are as many batches apart as before: their intervals count rounds.
+    Intervals of snapshots and checkpoints count rounds. A round now has AUTO_WINDOW batches, so the intervals
+    are divided by it, and rounded up.
     """
     config, fit = request.config.last, request.fit
     if every := config.fault_tolerance.recovery_every:

@@ -31,6 +31,10 @@ from sparkdl.spark.application import application_of
 
 logger = logging.getLogger(__name__)
 FILE = "model.keras"
+CUSTOM = (
+    " Custom objects that loading the model needs must be registered with Keras before that, or be in a "
+    "keras.saving.custom_object_scope."
+)
 
 
 class KerasWriter(MLWriter):
@@ -82,9 +86,11 @@ class KerasWriter(MLWriter):
                 del set_here["merge"]
         if left:
             logger.warning(
-                "Code is not saved: %s of %s. Set it again after loading.",
-                ", ".join(left),
+                "These Params of %s contain code and were not saved: %s. Set them again on the loaded "
+                "stage.%s",
                 stage.uid,
+                ", ".join(left),
+                CUSTOM if "customObjects" in left else "",
             )
         kept = {name: value for name, value in set_here.items() if name not in OBJECTS}
         model = stage.held()

@@ -18,12 +18,12 @@ from sparkdl.core import pickling
 from sparkdl.modeling import keras_internals
 from sparkdl.modeling.keras_variables import Variable
 
-# Settings of a variable that are set after its constructor has run.
+# Settings of a variable that are set after its constructor has run; ``trainable`` is also an argument of it.
 OF_VARIABLES = ("trainable", "overwrite_with_gradient", "constraint", "regularizer")
 
 
 class ByValue:
-    """An object that is sent pickled, and copied for each ``get``.
+    """A wrapper of an object that is pickled when it is sent. Each ``get`` returns a new copy.
 
     Args:
         live: the object, or its bytes.
@@ -65,7 +65,7 @@ def copied(live: Any) -> Any:
 
 
 def _pickler() -> Any:
-    """Return cloudpickle, or PySpark's copy of it on an executor that sparkdl was sent to."""
+    """Return cloudpickle, or PySpark's copy if it is not installed, as on executors with --py-files."""
     try:
         import cloudpickle
     except ImportError:
@@ -83,8 +83,8 @@ def _shared_part(index: int) -> Any:
 def reduced(thing: Any, pickler: Any) -> Any:
     """Return the reduce value of a Keras variable, optimizer, metric or loss, with its attributes.
 
-    A ``ByValue`` of a live object has one too. NotImplemented is returned for other objects, such as layers
-    and models.
+    A ``ByValue`` that holds a live object is handled too. NotImplemented is returned for other objects, such
+    as layers and models.
 
     Keras's own reduce value holds only the configuration and the values of variables.
 

@@ -13,14 +13,21 @@ from sparkdl.transport.messages import Update
 
 STRIKES = 10  # consecutive updates of one worker with NaN, Inf or huge values that end the run
 FARTHEST = 1e15  # deltas with elements this large are rejected: merging or squaring them could overflow
-FIRST = 32  # the initial loss is the mean over this many first batches, or over all first windows if longer
+# The initial loss is the mean over the first 32 batches of the run, or over the first windows of all workers
+# if these have more batches.
+FIRST = 32
 RISE = 10.0  # relative rise of the loss; a run has diverged if RISE, WIDER and GROWTH are all exceeded
-WIDER = 1.5  # ratio of the center's norm to its initial norm; losses end no run with a smaller ratio
+WIDER = 1.5  # ratio of the center's norm to its initial norm; below it, losses alone never end a run
 GROWTH = 50.0  # the relative rise times the ratio of norms
-THROWS = 3  # a run has diverged after this many consecutive epochs in which workers repaired the center
+# A run has diverged after this many consecutive epochs in which merging made the center worse, and local
+# training improved it again.
+THROWS = 3
 ENDLESS = 1e300  # losses this large count as Inf: their mean could overflow
-AWAY = 1.0  # relative rise that counts as large, of the mean loss of whole windows or of their first batches
-LOST = 5  # number of last epochs whose median loss, after a large rise, shows whether the run is lost
+# A relative rise that counts as large: of the mean loss over windows, or over the first batches of windows.
+AWAY = 1.0
+LOST = (
+    5  # after a large rise, the run is lost if the median loss of so many last epochs exceeds the initial one
+)
 
 
 class DivergenceDetector:
@@ -28,8 +35,8 @@ class DivergenceDetector:
 
     Args:
         center: center at the start.
-        merged: True if deltas of several workers are merged. Losses are judged only then, because one worker,
-            or workers that compute each update together, train as plain Keras does.
+        merged: True if deltas of several workers are merged. Otherwise the run trains as plain Keras does,
+            and its losses are not judged.
         first: number of losses that define the initial loss.
 
     Attributes:
@@ -49,7 +56,7 @@ class DivergenceDetector:
         self._kinds: dict[int, set[bool]] = {}  # whether updates were sound (see take), by epoch
 
     def has_refused(self, update: Update) -> bool:
-        """Return True if this is its worker's last update that was not merged."""
+        """Return True if this is the worker's most recently refused update."""
         return self._refused.get(update.worker) == update.sequence
 
     def take(self, update: Update, *, sound: bool) -> int:
@@ -90,9 +97,9 @@ class DivergenceDetector:
                 shuffled.
 
         Raises:
-            DivergedError: no update of the epoch could be merged; loss and center have grown together;
-                merging made the center worse in several epochs in a row; or it did so once and the loss did
-                not recover.
+            DivergedError: no update of the epoch could be merged; the loss and the norm of the center have
+                both grown; merging made the center worse in several epochs in a row; or it did so once and
+                the loss did not recover.
         """
         if self._kinds.pop(epoch, None) == {False}:
             raise diverged(
@@ -123,8 +130,9 @@ class DivergenceDetector:
         elif first and self._was_thrown(fmean(first), loss, wider):
             what = (
                 f"in {THROWS} epochs in a row, merging made the center (the merged weights) worse than it "
-                "was at the start, and workers then improved it again: after an exchange the mean loss is "
-                f"{fmean(first):.3g} in epoch {epoch + 1}, compared to {self._begun:.3g} in the first epoch"
+                "was at the start, and workers then improved it again: the mean loss on the first batch "
+                f"after each exchange is {fmean(first):.3g} in epoch {epoch + 1}, compared to "
+                f"{self._begun:.3g} in the first epoch"
             )
         if what:
             self.useless = True
@@ -149,10 +157,13 @@ class DivergenceDetector:
     def _was_thrown(self, first: float, loss: float, wider: float) -> bool:
         """Return True if workers, epoch after epoch, repair a center that merging made worse.
 
-        The mean loss over windows then does not rise, but the loss on their first batches does. Such an epoch
-        has a first-batch loss that exceeds both that of the first epoch and its own mean loss by more than a
-        threshold. The threshold comes from the first epoch: the larger of the absolute first-batch loss and
-        its difference from the mean loss.
+        The mean loss over windows then does not rise, but the loss on their first batches does. In such an
+        epoch the first-batch loss exceeds by more than a threshold
+
+        - the first-batch loss of the first epoch, and
+        - the epoch's own mean loss.
+
+        The threshold is the larger of ``abs(first)`` and ``abs(first - loss)`` in the first epoch.
         """
         if not isfinite(self._begun):
             self._begun, self._gain = first, max(abs(first), abs(first - loss))
@@ -164,14 +175,12 @@ class DivergenceDetector:
         """Forget refused updates when the workers restart.
 
         Args:
-            rolled_back: True if epochs are repeated. Then what was recorded of them is forgotten too.
+            rolled_back: True if the epoch under way is repeated. Then its updates are forgotten too.
         """
         self._refused.clear()
         self._strikes.clear()
         if rolled_back:
             self._kinds.clear()
-            self._thrown, self._away = 0, False
-            self._latest.clear()
 
 
 def _finite(losses: Iterable[float]) -> list[float]:

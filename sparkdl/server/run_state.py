@@ -56,14 +56,14 @@ class RunState:
         if self.closed:
             raise RefusedError(410, "The run is over.")
         if generation != self.generation:
-            raise RefusedError(409, f"Generation {generation} is over; the run is at {self.generation}.")
+            raise RefusedError(409, f"Generation {generation} is over; the current one is {self.generation}.")
 
     def is_over(self, generation: int) -> bool:
         """Return True if a generation or the run has ended."""
         return self.closed or generation != self.generation
 
     def fail(self, generation: int, error: SparkDLError) -> None:
-        """Record the error that ends a generation. A later error replaces only that of a lost worker."""
+        """Record the first error of a generation, which ends it. Another kind replaces a WorkerLostError."""
         with self.changed:
             lost = isinstance(self.failure, WorkerLostError) and not isinstance(error, WorkerLostError)
             if generation == self.generation and (self.failure is None or lost):
@@ -71,13 +71,12 @@ class RunState:
                 self.changed.notify_all()
 
     def refuse_rows(self, message: str) -> NoReturn:
-        """Refuse a request and fail the run: its rows have changed since it began, or it has none.
+        """Refuse a request and fail the run, because its rows have changed, or because it has none.
 
         Raises:
             RefusedError: always.
         """
-        self.failure = self.failure or DataError(message)
-        self.changed.notify_all()
+        self.fail(self.generation, DataError(message))
         raise RefusedError(422, message)
 
     def tell(self, level: int, message: str) -> None:

@@ -98,6 +98,6 @@ class Screening:
     def restart(self) -> None:
         """Reset the counts of rejected updates.
 
-        In rounds, also forget what was recorded of the epochs that are repeated.
+        In rounds, also forget the updates of the epoch under way, which is repeated.
         """
         self.detector.restart(rolled_back=self.aggregation.has_rounds)

@@ -2,7 +2,8 @@
 
 If updates are merged in rounds, a snapshot within an epoch is made between two rounds, once every present
 worker has reported its state. A restart rolls back the rounds after it. Without rounds, a snapshot can be
-made at any moment, with each worker's last reported state. A restart rolls back no merged update.
+made at any moment, with each worker's last reported state. A restart then keeps the center and restores only
+the workers' states; a driver that resumes from a checkpoint restores the snapshot's center too.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Snapshots(ABC):
         """Refuse a report with an invalid state of the rule, before the report is counted.
 
         Raises:
-            RefusedError: the record after the worker's own state is not a state of the rule.
+            RefusedError: the bytes after the worker's own state are not a state of the rule.
         """
         if record := update.state[self.shape.whole_state :]:
             self.aggregation.read_rule(record)
@@ -101,7 +102,8 @@ class Snapshots(ABC):
         """Return the committed snapshot with the weights that a stopped replica has reported."""
         snapshot = replace(self.committed, parameters=report.parameters, statistics=report.statistics)
         if self.shape.plan.joint:
-            states: dict[int, bytes | mmap] = {report.worker: bytes(report.state)}  # the disk may be full
+            # The state stays in memory: a full disk may be the reason for the end.
+            states: dict[int, bytes | mmap] = {report.worker: bytes(report.state)}
             return replace(snapshot, states=states, progress=self.schedule.progress)
         return replace(snapshot, rule=self.aggregation.read_rule(report.state[self.shape.whole_state :]))
 
@@ -112,8 +114,8 @@ class Snapshots(ABC):
 
         Args:
             epoch: epoch that begins there or is under way.
-            report: reports of the workers for this snapshot.
-            reports: reports of the workers on the uncommitted epochs, by epoch.
+            report: the reports of all workers for this snapshot.
+            reports: the reports on each uncommitted epoch, by epoch.
         """
         parameters, statistics = report.weights or (
             kept(self.aggregation.parameters),
@@ -131,7 +133,7 @@ class Snapshots(ABC):
 
     @abstractmethod
     def _states_before(self, reports: Reports) -> dict[int, bytes | mmap]:
-        """Return the states of workers that a snapshot holds in addition to those of its own reports."""
+        """Return the states to include for workers that sent no report for a snapshot."""
 
     def states(self, reports: Reports) -> dict[int, bytes | mmap]:
         """Return the last reported state of each worker."""
@@ -147,7 +149,7 @@ class Snapshots(ABC):
         return min(k for k in range(self.shape.num_workers) if k not in self.aggregation.lost)
 
     def lacks_weights(self, report: EpochReports) -> bool:
-        """Return True if worker 0 was lost before it reported the shared weights."""
+        """Return True if worker 0 is lost, and no worker has reported the shared weights yet."""
         return self.substitute() is not None and report.weights is None
 
     @abstractmethod
@@ -160,7 +162,7 @@ class Snapshots(ABC):
 
         Args:
             update: message of the worker.
-            current: True if the worker has not continued since.
+            current: True if the worker has sent no later update.
         """
 
     @abstractmethod
@@ -328,14 +330,14 @@ class UpdateSnapshots(Snapshots):
         return bool((update.sequence + 1) % self.schedule.plans[0].windows)
 
     def take_state(self, update: Update, *, current: bool) -> bool:
-        """Take the state of a worker, unless it has continued since."""
+        """Store the state of a worker, unless it has trained on after it sent the state."""
         if current:
             self.reported[update.worker] = in_file(update.state)
             self.awaited.discard(update.worker)
         return False
 
     def finish(self) -> bool:
-        """Return False: no snapshot waits for a worker."""
+        """Return False. Snapshots are made at once; a state that arrives later goes into the next one."""
         return False
 
     def forget_state(self, worker: int) -> None:

@@ -52,7 +52,7 @@ class FunctionSource(Source):
         text = f"sparkdl: first row for {self.model_name}"
         rows = jobs.run(action, cluster, of_rows=False, description=text)
         if not rows:
-            raise NoRowsError("There are no rows: the function returned none for worker 0.")
+            raise NoRowsError("There are no rows: the function returned no rows for worker 0.")
         return rows[0]
 
     @staticmethod
@@ -69,7 +69,7 @@ class FunctionSource(Source):
         validation: Source | None,
         split: float,
     ) -> MakeAction:
-        """Return the function that makes the action of a job whose tasks call the user's function."""
+        """Return a factory of training jobs. The tasks of such a job call the user's function."""
         held = (validation.function, validation.schema) if isinstance(validation, FunctionSource) else None
         rows = FunctionRows(
             schema=self.schema,

@@ -25,11 +25,12 @@ class Attempt:
     """One attempt by Spark to run a worker's task.
 
     Attributes:
-        worker: the worker's index. It is the task's partition, or one less if the endpoint is in worker 0 and
-            partition 0 is an extra task that connects the client to it.
+        worker: the worker's index: that of the task's partition. With ``placement="worker"``, partition 0 may
+            be an extra task, which sends the endpoint's address to the process that called ``fit``. The index
+            is then one less.
         id: Spark's taskAttemptId.
         threads: number of threads that the task may use.
-        generation: the generation (the start of the worker group) that the task belongs to, by number.
+        generation: number of the worker group's start that this attempt belongs to.
         endpoint: the endpoint of the run.
     """
 
@@ -46,8 +47,8 @@ def membership(
 ) -> Iterator[tuple[HttpExchange, Heartbeat]]:
     """Join a worker group for a ``with`` block, and report the block's exceptions to the driver.
 
-    A refusal with status 409 or 410 (an old generation or attempt, or the run is over) is not
-    reported.
+    A refusal with status 409 or 410 is not reported: the attempt or its generation is old, a message came
+    too late or too early, or the run is over. The task then fails, and Spark reports that.
 
     Yields:
         The worker's exchange and its heartbeat, which sends log records to the driver.

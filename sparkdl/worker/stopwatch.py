@@ -43,7 +43,7 @@ class Stopwatch:
         self._activities: list[str] = []
         self._since = 0.0
         self._intervals: deque[Interval] = deque()
-        self._lock = threading.Lock()  # two threads may remove the newest interval
+        self._lock = threading.Lock()  # ``divide`` and a heartbeat may remove the same interval
         self._last_exchange: tuple[float, float] | None = None
 
     def time(self, activity: str) -> _Activity:
@@ -51,7 +51,9 @@ class Stopwatch:
         return self._managers[activity]
 
     def begin_batch(self) -> None:
-        """Begin the next batch."""
+        """Begin the next batch. The time until now belongs to the batch before it."""
+        if (self._batches in self._traced) != (self._batches + 1 in self._traced):
+            self._lap()
         self._batches += 1
 
     def divide(self, reply: Reply) -> None:
@@ -67,7 +69,7 @@ class Stopwatch:
         with self._lock:
             if self._intervals and self._intervals[-1] == ("exchange", start, seconds):
                 self._intervals.pop()
-                way = (seconds - wait - merge) / 2  # there, and back
+                way = (seconds - wait - merge) / 2  # half before the wait, half after the merge
                 parts = ("exchange", way), ("wait", wait), ("merge", merge), ("exchange", way)
                 for activity, length in parts:
                     self._intervals.append(Interval(activity, start, length))

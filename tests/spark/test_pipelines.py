@@ -28,6 +28,7 @@ from pyspark.sql import functions
 from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.ml import KerasEstimator, KerasEstimatorModel, KerasTransformer
+from sparkdl.ml.persistence import CUSTOM
 from sparkdl.rules import DiLoCo, Rule
 from sparkdl.sources.dataframe import frame_source
 
@@ -708,8 +709,9 @@ def test_code_is_left_out_with_a_warning_and_set_again(spark, problem, table, tm
         again = KerasEstimator.load(str(tmp_path / "estimator"))
         loaded = KerasEstimatorModel.load(str(tmp_path / "fitted"))
 
-    left = f"customObjects, decode of {fitted.uid}. Set it again after loading."
-    assert [f"Code is not saved: callbacks, {left}", f"Code is not saved: {left}"] == [
+    says = f"These Params of {fitted.uid} contain code and were not saved:"
+    rest = f"customObjects, decode. Set them again on the loaded stage.{CUSTOM}"
+    assert [f"{says} callbacks, {rest}", f"{says} {rest}"] == [
         each for each in caplog.messages if "not saved" in each
     ]
     assert not any(each.isSet(name) for each in (again, loaded) for name in code)

@@ -248,7 +248,7 @@ def check_current(aggregation: Aggregation, update: Update) -> None:
         raise RefusedError(410, "The run has ended.")
     if aggregation.generation != update.generation:
         raise RefusedError(
-            409, f"Generation {update.generation} is over; the run is at {aggregation.generation}."
+            409, f"Generation {update.generation} is over; the current one is {aggregation.generation}."
         )
     if update.worker in aggregation.lost:
         raise RefusedError(409, f"The run continues without worker {update.worker}.")

@@ -15,14 +15,14 @@ from sparkdl.transport.messages import Answer, Reply
 
 
 class DeltaRounds(SynchronousRounds):
-    """Rounds in which the rule turns the reduced delta into a step of the center.
+    """Rounds in which the rule turns the reduced delta into a change of the center.
 
     Args:
         parameters: trainable variables of the center.
         statistics: moving statistics.
         num_workers: number of workers that send updates.
-        choice: the rule, and the scaling of the workers' learning rate, which limits the number of workers
-            that the rule is bound to.
+        choice: the rule, and the power by which the workers' learning rate is scaled. If the rate is scaled,
+            the rule's settings are those for at most ``STUDIED`` workers.
         decays: share of each statistic that a training step keeps.
         hybrid: conditions under which a round closes without some of its workers; None: it waits for all that
             are not lost.
@@ -42,7 +42,7 @@ class DeltaRounds(SynchronousRounds):
         self.state = self.rule.init(parameters)
 
     def bind(self, working: int) -> None:
-        """Set the number of workers with rows and bind the rule to it."""
+        """Set the number of workers with rows, and take the rule's settings for that number."""
         super().bind(working)
         self.rule, _ = self.choice.bound(working)
 

@@ -428,7 +428,7 @@ def test_an_update_of_an_old_generation_is_refused(kind):
     """An update of an old generation is refused and not merged, whatever its sequence."""
     center = one_by_one(kind, Sum(), delta(0, 1.0))
     center.generation = 1
-    with pytest.raises(RefusedError, match="Generation 0 is over; the run is at 1."):
+    with pytest.raises(RefusedError, match="Generation 0 is over; the current one is 1."):
         center.push(delta(0, 1.0, sequence=1), lambda: delta(0, 1.0, sequence=1), words)
 
     assert [1.0] == center.parameters.tolist()

@@ -180,3 +180,16 @@ def test_a_restart_forgets_what_comes_again(rolled_back):
     else:
         with pytest.raises(DivergedError):
             watch.end_epoch(0, center(1.0), [])
+
+
+@pytest.mark.parametrize("rolled_back", [True, False])
+def test_a_restart_keeps_the_record_of_complete_epochs(rolled_back):
+    """A restart does not hide that the loss rose far before it and has not come back."""
+    watch = DivergenceDetector(center(1.0), merged=True)
+    epochs = [FIRST, ([2.1], 2.0), *(([loss], 2.0) for loss in [0.9, 0.9, 1.1])]
+    for epoch, (losses, wider) in enumerate(epochs):
+        watch.end_epoch(epoch, center(wider), losses)
+        watch.restart(rolled_back=rolled_back)
+
+    with pytest.raises(DivergedError):
+        watch.end_epoch(len(epochs), center(2.0), [1.1])

@@ -237,7 +237,7 @@ def test_an_old_generation_is_refused(way):
     coordinator = coordinator_of("asynchronous", workers=1, size=1)
     (exchange,) = group(way, coordinator)
     coordinator.restart()
-    with pytest.raises(RefusedError, match="Generation 1 is over; the run is at 2.") as error:
+    with pytest.raises(RefusedError, match="Generation 1 is over; the current one is 2.") as error:
         exchange(update(1.0))
 
     assert 409 == error.value.status

@@ -67,6 +67,22 @@ def test_an_exchange_is_divided_by_what_the_endpoint_reports(clock):
     )
 
 
+def test_the_time_of_a_batch_ends_with_the_next_batch(clock):
+    """The time between two activities belongs to the batch in which it passed, at both ends of the range."""
+    watch = Stopwatch(range(2, 4))
+    with watch.time("compute"):
+        for number in range(1, 6):
+            watch.begin_batch()
+            clock.now += number
+            if number == 2:
+                with watch.time("data"):
+                    clock.now += 0.5
+
+    intervals = [*watch.take_intervals(), *watch._intervals]
+    assert [("compute", 101, 2), ("data", 103, 0.5), ("compute", 103.5, 3)] == intervals
+    assert {"data": 0.5, "compute": 15} == {name: watch.seconds[name] for name in ("data", "compute")}
+
+
 def test_only_chosen_batches_are_traced(clock):
     """Batches outside the range leave no intervals."""
     watch = Stopwatch(range(2, 4))
