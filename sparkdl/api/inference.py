@@ -58,8 +58,9 @@ class Inference:
             network = self.user.config.network
             with serving_rows(source, cluster, network, stages, source.held_batch) as stages:
                 results = source.evaluation(cluster, stages)
-        states = [bytes(states) for states, _ in results]
-        return self.user.metrics(settled, "test_step").merge(states, step="test_step"), settled
+        states, rows = [bytes(states) for states, _ in results], [count for _, count in results]
+        metrics = self.user.metrics(settled, "test_step")
+        return metrics.merge_tests(states, rows, source.held_batch), settled
 
     def predict_arrays(self, source: ArraySource) -> Any:
         """Return the predictions of arrays, in their order."""

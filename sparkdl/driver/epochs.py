@@ -19,7 +19,7 @@ import numpy as np
 
 from sparkdl.callbacks import LearningRateFactor
 from sparkdl.core.vectors import Array, Layout, Vector, trim
-from sparkdl.data.batch_plan import Integers
+from sparkdl.data.batch_plan import Integers, num_batches
 from sparkdl.driver import batch_hooks
 from sparkdl.driver.batch_hooks import BatchHooks
 from sparkdl.driver.display.progress import Results
@@ -28,6 +28,8 @@ from sparkdl.modeling import keras_internals, keras_metrics, keras_variables, ob
 from sparkdl.modeling.backends.common import loss_metric
 from sparkdl.modeling.keras_types import Callback, History, Model
 from sparkdl.modeling.keras_variables import Layouts, Variables
+from sparkdl.modeling.losses import are_sums
+from sparkdl.modeling.signature import output_names
 from sparkdl.process import interrupts
 from sparkdl.server.state import Snapshot
 from sparkdl.transport.messages import Running
@@ -135,6 +137,36 @@ class Metrics:
         self.model.reset_metrics()
         return results
 
+    def merge_tests(self, states: Sequence[bytes], rows: Sequence[int], batch_size: int) -> Results:
+        """Return the merged results of an evaluation.
+
+        Keras reports a loss that is a sum over a batch as its mean over batches, weighted by rows, so it
+        depends on their sizes. It is converted to the batches of a single process.
+
+        Args:
+            states: the metric states of each worker or task.
+            rows: the number of rows that each evaluated, in batches of its own; empty if they are not known.
+            batch_size: rows per batch, except the last batch of each.
+        """
+        results = self.merge(states, step="test_step")
+        if not sum(rows) or not are_sums(self.model):
+            return results
+        names = {"loss", *(f"{name}_loss" for name in output_names(self.model))}
+        given = [self.layout.from_bytes(state) for state in states if state]
+        places = {id(variable): index for index, variable in enumerate(self.variables)}
+        batches = sum(num_batches(each, batch_size) for each in rows)
+        for metric in keras_metrics.metrics_of(self.model):
+            if metric.name not in names or metric.name not in results:
+                continue
+            count = sum(float(state[places[id(metric.count)]]) for state in given)
+            if count == batches and metric.name != "loss":  # a graph does not weigh an output's batches
+                factor = batches / num_batches(sum(rows), batch_size)
+            else:
+                squares = sum(_squares(each, batch_size) for each in rows)
+                factor = _squares(sum(rows), batch_size) / squares
+            results[metric.name] = to_number(np.multiply(results[metric.name], factor))
+        return results
+
     def _set_loss(
         self, merged: list[Array], losses: Sequence[float], rows: Integers | tuple[int, ...]
     ) -> None:
@@ -183,6 +215,12 @@ class Metrics:
         """Return the rows that a worker's loss was averaged over; 1 if the model has no loss metric."""
         count = next((metric.count for metric in self.model.metrics if metric.name == "loss"), None)
         return next((float(s) for s, v in zip(state, self.variables, strict=True) if v is count), 1.0)
+
+
+def _squares(rows: int, batch_size: int) -> int:
+    """Return the sum of the squares of the sizes of the batches of some rows."""
+    full, rest = divmod(rows, batch_size)
+    return full * batch_size**2 + rest**2
 
 
 def _results_of(metrics: dict[str, keras.Metric]) -> dict[str, object]:

@@ -355,12 +355,14 @@ class FitRun:
         changed = self.callbacks.begin_test()
         self.coordinator.evaluate(epoch, self.driver.values() if changed else None)
 
-    def _validation_batches(self) -> int:
-        """Return the number of batches in which a single process would evaluate the validation rows."""
+    def _validated(self, result: EpochResult) -> tuple[Results, int]:
+        """Return the results over the validation rows, and the number of their batches in one process."""
         fit = self.request.fit
         size = fit.validation_batch_size or self.plan.batch_size
-        rows = sum(member.validation_rows for member in self.coordinator.members.values())
-        return num_batches(min(rows, fit.validation_rows(size) or rows), size)
+        rows = [member.validation_rows for member in self.coordinator.members.values()]
+        total = min(sum(rows), fit.validation_rows(size) or sum(rows))
+        known = rows if total == sum(rows) else ()
+        return self.metrics.merge_tests(result.validation, known, size), num_batches(total, size)
 
     def _report_start(self, display: Display) -> None:
         """Check the workers' rows once all have counted theirs, and report how they are divided.
@@ -392,9 +394,9 @@ class FitRun:
         if not self.callbacks.testing:  # otherwise _begin_test has done this already
             self._end_batches(result.snapshot, results)
         if result.validation:
-            held = self.metrics.merge(result.validation, step="test_step")
+            held, batches = self._validated(result)
             logs = logs | {f"val_{name}": value for name, value in held.items()}
-            self.callbacks.end_test(held, self._validation_batches())
+            self.callbacks.end_test(held, batches)
             if self.callbacks.may_replace_weights and self.driver.is_at(result.snapshot):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)

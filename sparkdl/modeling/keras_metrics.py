@@ -7,8 +7,10 @@ not one of Keras's, ``adds_up`` tests whether this is exact; ``driver.epochs`` h
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -92,28 +94,42 @@ def build_metric(metric: Any, samples: Samples) -> tuple[Any, Any] | None:
 def adds_up(metric: Any, samples: Samples) -> bool:
     """Return True if the states of a metric may be added.
 
-    Two sets of predictions are measured, separately and together, and the states are compared.
+    Rows are measured alone and in pairs, and the states are compared. The rows differ in predictions and in
+    labels, since a metric may count only some labels, or be 0 for some rows.
     """
     sample = build_metric(metric, samples)
     if sample is None:
         return False
     y, predicted = sample
-    other = keras.ops.add(keras.ops.multiply(predicted, 0.5), 0.1)  # stays a probability
+    changes = (1.0, 0.0), (0.5, 0.1), (0.25, 0.3)  # a probability stays one
+    outputs = [keras.ops.add(keras.ops.multiply(predicted, factor), term) for factor, term in changes]
 
-    def states(*halves: Any) -> list[Array]:
+    def states(*parts: tuple[Any, Any]) -> list[Array]:
         metric.reset_state()
-        for half in halves:
-            metric.update_state(y, half)
+        for part in parts:
+            metric.update_state(*part)
         return read(metric.variables)
 
     try:
-        start, first, second, both = states(), states(predicted), states(other), states(predicted, other)
+        start, parts = states(), [(y, output) for output in outputs]
+        with suppress(Exception):  # labels that cannot be compared, or that the metric does not take
+            values = keras.ops.convert_to_numpy(y)
+            flipped: Any = (values == 0).astype(values.dtype)
+            if not isinstance(y, np.ndarray):
+                flipped = keras.ops.convert_to_tensor(flipped)
+            states(*((flipped, output) for output in outputs))
+            parts += [(flipped, output) for output in outputs]
+        alone = [states(part) for part in parts]
+        return all(
+            np.allclose(b + c - a, d, rtol=1e-4)
+            for one, other_one in itertools.combinations(range(len(parts)), 2)
+            for a, b, c, d in zip(
+                start, alone[one], alone[other_one], states(parts[one], parts[other_one]), strict=True
+            )
+        )
     finally:
         with interrupts.held():
             metric.reset_state()
-    return all(
-        np.allclose(b + c - a, d, rtol=1e-4) for a, b, c, d in zip(start, first, second, both, strict=True)
-    )
 
 
 def logged_metrics(model: keras.Model, step: str, data: Any) -> dict[str, int | None] | None:

@@ -350,6 +350,7 @@ def head_of(
         ConfigError: "classification" was requested, but the output is not a vector of classes. Or there are
             thresholds, but the model does not classify or has a different number of classes.
     """
+    shape = (1,) if shape == () else shape  # one number per row
     vector = isinstance(shape, tuple) and len(shape) == 1
     name, logits = _only_loss(model)
     if name in ("crossentropy", "ce"):  # Keras picks binary or categorical by the output's shape
@@ -378,6 +379,12 @@ def _check_thresholds(thresholds: Sequence[float], shape: Any, classifies: bool)
         raise ConfigError(
             f"thresholds should have a number for each class; got {len(thresholds)} for {classes} classes."
         )
+
+
+def are_sums(model: keras.Model) -> bool:
+    """Return True if each loss of a compiled model is the sum over the rows of a batch."""
+    given = [loss for loss in leaves(getattr(model, "loss", None)) if loss is not None]
+    return bool(given) and not model.losses and all(getattr(each, "reduction", "") == "sum" for each in given)
 
 
 def _only_loss(model: keras.Model) -> tuple[str, bool]:

@@ -59,6 +59,35 @@ def merged(metric):
     return together.merge([*states, b""]), whole, apart
 
 
+class LargestOfNegatives(Largest):
+    """The largest prediction for rows of label 0; a row of label 1 does not change it."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        found = keras.ops.max(keras.ops.where(y_true < 0.5, y_pred, 0.0))
+        self.value.assign(keras.ops.maximum(self.value, found))
+
+
+class CountOfNegatives(Largest):
+    """The number of rows of label 0, whose states can be added."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign_add(keras.ops.sum(keras.ops.cast(y_true < 0.5, "float32")))
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("prediction", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Largest, False), (LargestOfNegatives, False), (CountOfNegatives, True), (Total, True)],
+)
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_the_first_row_does_not_decide_whether_states_add_up(label, prediction, kind, expected, dtype):
+    """A metric is measured on more labels and predictions than those of the first row, which may hide it."""
+    sample = np.array([[label]], dtype), keras.ops.convert_to_tensor(np.array([[prediction]], "float32"))
+
+    assert expected == keras_metrics.adds_up(kind(), [sample])
+
+
 @pytest.mark.parametrize("kind", [Total, MergedLargest])
 def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
     """A custom metric is exact if its states add up, as a trial on the driver shows, or it merges them."""
@@ -103,3 +132,28 @@ def test_a_metric_that_cannot_be_merged_is_a_mean_and_says_so(caplog):
     assert whole["largest"] > mean
     assert {name: whole[name] for name in ("loss", "mae")} == pytest.approx(ours, rel=1e-5)
     assert any(message.startswith("largest: ") and "merge_state" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("shares", [[(0, 20)], [(0, 3), (3, 10), (10, 20)], [(k, k + 1) for k in range(20)]])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_summed_losses_do_not_depend_on_the_partitions(shares, outputs):
+    """A loss that is a sum over a batch is reported as for batches of all rows; others are unchanged."""
+    inputs, size = keras.Input((3,)), 8
+    names = ["a", "b"][:outputs]
+    model = keras.Model(
+        inputs, {name: keras.layers.Dense(1, use_bias=False, name=name)(inputs) for name in names}
+    )
+    summed = {name: keras.losses.MeanSquaredError(reduction="sum") for name in names}
+    model.compile("sgd", summed, metrics=dict.fromkeys(names, "mae"))
+    x = np.ones((20, 3), np.float32)
+    y = {name: np.ones((20, 1), np.float32) for name in names}
+    first = {name: label[:1] for name, label in y.items()}
+    together = Metrics(model, first, keras_metrics.build_metrics(model, x[:1], first))
+    states, whole = [], model.evaluate(x, y, batch_size=size, verbose=0, return_dict=True)
+    for start, stop in shares:
+        part = {name: label[start:stop] for name, label in y.items()}
+        model.evaluate(x[start:stop], part, batch_size=size, verbose=0)
+        states.append(together.layout.to_bytes(keras_variables.read(together.variables)))
+    ours = together.merge_tests(states, [stop - start for start, stop in shares], size)
+
+    assert whole == pytest.approx(ours, rel=1e-5)
