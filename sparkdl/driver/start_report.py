@@ -295,8 +295,19 @@ def single_classes(start: Start) -> str | None:
     return f"Workers with rows of only one class: {one}. Use {mixes} to mix the rows."
 
 
+def rounded_weights(start: Start) -> str | None:
+    """Return a warning about weights that are more precise than the exchange."""
+    wide = [each.path for each in start.request.model.variables if each.dtype == "float64"]
+    if not wide:
+        return None
+    return (
+        f"The model has {counted(len(wide), 'variable')} of dtype float64, such as {wide[0]}. These are "
+        "rounded, since workers exchange weights and updates as float32."
+    )
+
+
 SUMMARY = (division, scaled_rate, joint_start)
-WARNINGS = (unstudied, known_shortfall, idle_workers, empty_partitions, single_classes)
+WARNINGS = (unstudied, known_shortfall, idle_workers, empty_partitions, single_classes, rounded_weights)
 
 
 def report(start: Start, note: Callable[[str], None]) -> None:

@@ -37,7 +37,7 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
     request = SimpleNamespace(
         config=config,
         fit=FitConfig(**fit or {}),
-        model=SimpleNamespace(optimizer=keras.optimizers.SGD()),
+        model=SimpleNamespace(optimizer=keras.optimizers.SGD(), variables=[]),
         num_workers=len(rows),
         reason="one per slot",
         source=SimpleNamespace(indicator=indicator),
@@ -46,6 +46,7 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
         classes={},
         switch=None,
         continues=False,
+        held=(),
     )
     choice = choose(config.merge, mode=config.mode.value, window=config.window)
     return Start(request=request, choice=choice, plans=plans, members=members)
@@ -131,3 +132,14 @@ def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(capl
     studied, below = caplog.messages
     assert "this run has 9." in studied
     assert 'merge="sum", SGD and 8 workers diverged' in below
+
+
+def test_weights_of_float64_are_rounded_with_a_warning():
+    """A model with variables of dtype float64 causes a warning that names one of them."""
+    start = start_of()
+    layer = keras.layers.Dense(1, dtype="float64", name="wide")
+    layer.build((None, 2))
+    start.request.model.variables = layer.weights
+
+    assert "2 variables of dtype float64, such as wide/kernel." in start_report.rounded_weights(start)
+    assert start_report.rounded_weights(start_of()) is None
