@@ -146,7 +146,8 @@ def predict_udf(
 ) -> Any:
     """Return a function of Spark SQL that predicts with a Keras model.
 
-    The function takes the model's inputs, in order: columns of numbers, arrays (nested or flat), vectors or
+    The function takes the model's inputs, in the order of ``model.inputs`` (for a dict of inputs, sorted by
+    name): columns of numbers, arrays (nested or flat), vectors or
     strings. If the model has one input, several columns are combined into one array. The function returns a
     float, or an array of floats nested as deeply as the output. For a model with several outputs,
     it returns a struct with one such field per output, named after the output. It predicts with the weights
@@ -173,8 +174,9 @@ def predict_udf(
     """
     checks.require_model(model)
     names = tuple(tensor.name for tensor in getattr(model, "inputs", None) or ())
-    form = (0,) if len(names) == 1 else (tuple(range(len(names))),)
-    schema = signature.known_features(model, Sample(form, names, ()))
+    if not names:
+        raise unknown_inputs(model)
+    schema = signature.known_features(model, Sample((signature.input_places(model),), names, ()))
     if schema is None:
         raise unknown_inputs(model)
     return column_function(model, schema, batch_size, custom_objects=custom_objects)

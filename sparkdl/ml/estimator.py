@@ -183,12 +183,14 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         if self.isDefined("thresholds") and (shape := signature.known_output(trained.model)) is not None:
             losses.head_of(trained.model, self.getOrDefault("task"), shape, self.getOrDefault("thresholds"))
         fit = arguments(self, FIT)
+        if fit.get("validation_indicator_col") == "":  # as in Spark, an empty name is none
+            del fit["validation_indicator_col"]
         # Copies, because each fit needs callbacks of its own.
         fit["callbacks"] = [copy.copy(callback) for callback in fit.get("callbacks") or ()]
         inputs, outputs = signature.input_names(trained.model), signature.output_names(trained.model)
         fit["features_col"] = by_name(self.getOrDefault("featuresCol"), inputs, "input")
         fit["label_col"] = by_name(fit["label_col"], outputs, "output")
-        if self.isDefined("weightCol"):
+        if self.isDefined("weightCol") and self.getOrDefault("weightCol") != "":
             fit["sample_weight"] = by_name(self.getOrDefault("weightCol"), outputs, "output")
         history = trained.fit(dataset, **fit)
         result = KerasEstimatorModel(trained.model)

@@ -57,7 +57,7 @@ class Predicts(PredictionParams, Stored):
                 "predictionCol": column["prediction"],
             }
         else:
-            parts = {"predictionCol": column.cast("double") if shape == (1,) else column}
+            parts = {"predictionCol": column.cast("double") if shape in ((), (1,)) else column}
         found = [(self.getOrDefault(name), part) for name, part in parts.items() if self.getOrDefault(name)]
         require_free(dataset, *(name for name, _ in found))
         frame = dataset.withColumn(made, predict(*source.features()))

@@ -16,7 +16,7 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.column import LISTS, TEXT_BYTES, Column
 from sparkdl.data.schema import Sample, Schema, Takes
 from sparkdl.data.sparse import TEXT
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.modeling import keras_internals
 from sparkdl.modeling.checks import require_backend_of_strings
 from sparkdl.modeling.keras_variables import dtype_of, undisturbed
@@ -137,8 +137,29 @@ def known_output(model: keras.Model) -> Any:
     return output_shapes(model, outputs[0] if len(outputs) == 1 else outputs) if outputs else None
 
 
+def input_places(model: keras.Model) -> Any:
+    """Return the structure of a model's inputs, with the index in ``model.inputs`` in place of each."""
+    count = len(model.inputs)
+    structure = keras_internals.input_structure(model)
+    if structure is None or count == 1:
+        return 0 if count == 1 else tuple(range(count))
+    return keras.tree.pack_sequence_as(structure, range(count))
+
+
 def output_shapes(model: keras.Model, predicted: Any) -> Any:
-    """Return the shape of one row's prediction; a dict by output name if there are several outputs."""
+    """Return the shape of one row's prediction; a dict by output name if there are several outputs.
+
+    Raises:
+        ModelError: the outputs are nested.
+    """
+    parts = list(predicted.values()) if isinstance(predicted, dict) else predicted
+    if isinstance(parts, list | tuple) and any(isinstance(part, dict | list | tuple) for part in parts):
+        shapes = keras.tree.map_structure(lambda part: tuple(part.shape[1:]), predicted)
+        raise ModelError(
+            "Predictions in columns need one output, or a list, tuple or dict of outputs; the model "
+            f'"{model.name}" has nested outputs of shapes {shapes}. Use a model with flat outputs, or pass '
+            "arrays to predict."
+        )
     if isinstance(predicted, dict):
         return {str(name): tuple(part.shape[1:]) for name, part in predicted.items()}
     if not isinstance(predicted, list | tuple):

@@ -7,7 +7,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions
 
 from sparkdl import SparkModel, predict_udf
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml import KerasEstimator, KerasTransformer
 
 MASTERS = ("local", "connect")
@@ -354,3 +354,34 @@ def test_nested_arrays_of_other_lengths_are_refused(spark):
         Exception, match=r"Expected x of shape \(2, 2\); row . of a batch has nested arrays of other lengths"
     ):
         SparkModel(flat(2, 2)).predict(table, features_col="x").collect()
+
+
+@pytest.mark.parametrize("form", [dict, list])
+def test_a_function_takes_the_inputs_in_the_order_of_the_model(spark, form):
+    """predict_udf gives a model its inputs in the structure that it takes, also if that is a dict."""
+    wide, narrow = keras.Input((2,), name="wide"), keras.Input((1,), name="narrow")
+    given = {"wide": wide, "narrow": narrow} if form is dict else [wide, narrow]
+    model = keras.Model(given, keras.layers.Dense(1)(keras.layers.concatenate([wide, narrow])))
+    frame = spark.createDataFrame([([1.0, 2.0], 3.0), ([4.0, 5.0], 6.0)], ["w", "n"])
+    columns = {"wide": "w", "narrow": "n"}
+    arrays = {"wide": np.array([[1.0, 2.0], [4.0, 5.0]]), "narrow": np.array([[3.0], [6.0]])}
+    x = arrays if form is dict else [arrays["wide"], arrays["narrow"]]
+
+    found = frame.select(predict_udf(model)(*(columns[each.name] for each in model.inputs)).alias("p"))
+
+    expected = model.predict(x, verbose=0)[:, 0]
+    np.testing.assert_allclose(expected, sorted_like(found, expected), rtol=1e-5)
+
+
+def sorted_like(frame, expected):
+    """Return the only column of a small DataFrame in the order of the expected values."""
+    values = np.sort([row[0] for row in frame.collect()])
+    return values[np.argsort(np.argsort(expected))]
+
+
+def test_nested_outputs_are_refused_by_name(spark):
+    """A model whose outputs are nested is refused before a job, with their shapes."""
+    inputs = keras.Input((2,))
+    outputs = {"pair": [keras.layers.Dense(1)(inputs), keras.layers.Dense(3)(inputs)]}
+    with pytest.raises(ModelError, match=r"has nested outputs of shapes \{'pair': \[\(1,\), \(3,\)\]\}"):
+        predict_udf(keras.Model(inputs, outputs))

@@ -128,6 +128,30 @@ def test_a_sigmoid_tells_two_classes_apart(spark, problem, table):
 
 
 @pytest.mark.whole
+def test_a_model_without_a_last_dimension_tells_two_classes_apart(spark, problem, table):
+    """An output of one number per row without a last dimension classifies like one of shape (1,)."""
+    inputs = keras.Input((6,))
+    one = keras.layers.Dense(1, "sigmoid")(inputs)
+    flat = keras.Model(inputs, keras.ops.squeeze(one, -1))
+    found = []
+    for model in (keras.Model(inputs, one), flat):
+        model.compile("sgd", "binary_crossentropy")
+        made = KerasTransformer(model=model).transform(table)
+        kinds = dict(made.select("prediction", "probability", "rawPrediction").dtypes)
+        found.append((kinds, sorted(row.prediction for row in made.collect())))
+    flat.compile("sgd", "mse")
+
+    assert found[0] == found[1]
+    assert "double" == dict(KerasTransformer(model=flat).transform(table).dtypes)["prediction"]
+
+
+def test_empty_names_of_columns_are_none(spark, problem, estimator, table):
+    """As in Spark, an empty weightCol or validationIndicatorCol stands for no such column."""
+    settings = {"weightCol": "", "validationIndicatorCol": ""}
+
+    assert 1 == len(estimator.copy().setParams(epochs=1, **settings).fit(table).summary.history["loss"])
+
+
 def test_regression_predicts_a_number(spark, problem, table):
     """A regression predicts a double, for RegressionEvaluator, and has no column of probabilities."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
