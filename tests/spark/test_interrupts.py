@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import queue
 import random
 import re
 import signal
@@ -261,6 +262,12 @@ class Notebook:
         """Run a cell; return its output and the name of the exception that ended it."""
         return self.end(self.client.execute(code))
 
+    def drain(self):
+        """Drop the output so far."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.client.get_iopub_msg(timeout=0.1)
+
     def end(self, request):
         """Wait for a running cell; return its output and the name of the exception that ended it."""
         printed, raised = "", None
@@ -302,6 +309,7 @@ def test_a_cell_of_a_notebook(tmp_path, cases):
             request = notebook.client.execute(f"cases.begin({case}, {moment!r})")
             assert eventually((tmp_path / f"{case}.now").exists, 120)
             time.sleep(sum(delay))
+            notebook.drain()
             begun = time.time()
             for _ in range(presses):
                 notebook.manager.interrupt_kernel()
