@@ -204,6 +204,7 @@ def test_an_epoch_that_began_joint_ends_joint(problem, tmp_path):
     assert 2 * 2_000 == history.training["joint_start"]["version"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -239,6 +240,7 @@ def test_a_rule_whose_state_cannot_be_kept_is_refused_first(problem, tmp_path, p
     assert [] == spark_model.history.epoch
 
 
+@pytest.mark.whole
 def test_without_joint_epochs_the_windows_are_traced_and_named(problem, caplog):
     """A fit that begins after the switch says so, and traces batches of its windows."""
     caplog.set_level("INFO", "sparkdl")
@@ -341,6 +343,7 @@ def test_a_fit_says_what_it_does(problem, caplog, epochs, said):
     assert not [line for line in caplog.messages if "convergence study" in line]
 
 
+@pytest.mark.whole
 def test_a_rule_that_fell_short_is_warned_of_before_the_joint_start(problem, caplog):
     """The study has joint starts with the default rule only, so other rules are judged by their windows."""
     fitted(problem, epochs=2, merge="adasum", callbacks=[calls := Calls()])

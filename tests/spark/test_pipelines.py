@@ -145,6 +145,7 @@ def test_a_model_without_a_last_dimension_tells_two_classes_apart(spark, problem
     assert "double" == dict(KerasTransformer(model=flat).transform(table).dtypes)["prediction"]
 
 
+@pytest.mark.whole
 def test_empty_names_of_columns_are_none(spark, problem, estimator, table):
     """As in Spark, an empty weightCol or validationIndicatorCol stands for no such column."""
     settings = {"weightCol": "", "validationIndicatorCol": ""}

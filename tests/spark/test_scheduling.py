@@ -206,6 +206,7 @@ def test_fits_that_are_paused_often_end_with_the_same_bits(spark, problem):
         require_same_weights(model.model, other.model)
 
 
+@pytest.mark.whole
 def test_the_page_of_a_scheduler_ends_as_its_jobs_do(spark, problem):
     """If the end of the with block raises the error of a job, the record of the live page says "failed"."""
     scheduler = Scheduler(1)
