@@ -74,6 +74,13 @@ class LearningRateFactor(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Restore the rate, so that other callbacks find the value they set."""
+        self._restore()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Restore the rate of a batch that did not end: Keras begins one too many for an iterator."""
+        self._restore()
+
+    def _restore(self) -> None:
         optimizer = self.model.optimizer
         if hasattr(optimizer, KEPT):
             optimizers.set_learning_rate(self.model, getattr(optimizer, KEPT))

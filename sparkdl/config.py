@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -17,7 +18,16 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from sparkdl.core.codecs import CODECS, Codec
-from sparkdl.core.validation import check_fields, checked, choose, one_of, require_flag, whole_number
+from sparkdl.core.validation import (
+    as_int,
+    as_number,
+    check_fields,
+    checked,
+    choose,
+    one_of,
+    require_flag,
+    whole_number,
+)
 from sparkdl.errors import ConfigError
 from sparkdl.settings import GROUPS, FaultTolerance, Network, Stragglers, flattened, parse_quorum
 
@@ -68,12 +78,13 @@ def parse_window(frequency: object) -> int | None:
         return None
     if frequency in ("batch", AUTO):
         return 1
-    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+    number = as_int(frequency)
+    if number is None or number < 1:
         raise ConfigError(
             'frequency should be "batch", "epoch", "auto" or a whole number of batches (at least 1); got '
             f"{frequency!r}."
         )
-    return frequency
+    return number
 
 
 # Settings that depend on the place where a program runs. They are neither saved to a file nor read from one:
@@ -105,8 +116,8 @@ def without_place(values: dict[str, Any], names: Sequence[str], file: str) -> di
 
 
 def _frequency(name: str, value: Any) -> Any:
-    parse_window(value)
-    return value
+    number = parse_window(value)
+    return value if isinstance(value, str) else number
 
 
 def _codec(name: str, value: Any) -> str:
@@ -176,8 +187,7 @@ class TrainConfig:
             )
         if self.frequency == AUTO and self.batch_size_per_worker is not None:
             raise ConfigError(
-                'frequency="auto" needs batch_size, since a step is first one batch of all workers together, '
-                "and later one batch of each worker; got "
+                'frequency="auto" needs batch_size, since its steps would change their number of rows; got '
                 f"batch_size_per_worker={self.batch_size_per_worker}. Pass batch_size to fit instead."
             )
         self._check_hybrid()
@@ -317,11 +327,14 @@ class CheckpointConfig:
     best: str = "min"
 
     def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "uri", os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        )
         if not isinstance(self.uri, str) or not self.uri:
             raise ConfigError(f"uri should be a path or a URI; got {self.uri!r}.")
         timed = isinstance(self.every, timedelta) and self.every > timedelta(0)
-        counted = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
-        if self.every != "epoch" and not timed and not counted:
+        updates = as_int(self.every)
+        if self.every != "epoch" and not timed and (updates is None or updates < 1):
             raise ConfigError(
                 'every should be "epoch", a whole number of updates (at least 1) or a positive '
                 f"datetime.timedelta; got {self.every!r}."
@@ -344,7 +357,7 @@ class CheckpointConfig:
     @property
     def updates(self) -> int | None:
         """The updates between checkpoints; None unless ``every`` is a number."""
-        return self.every if isinstance(self.every, int) else None
+        return as_int(self.every)
 
 
 def _verbose(name: str, value: object) -> object:
@@ -354,9 +367,10 @@ def _verbose(name: str, value: object) -> object:
 
 
 def _split(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+    number = as_number(value)
+    if number is None or not 0 <= number < 1:
         raise ConfigError(f"{name} should be a number of at least 0 and below 1; got {value!r}.")
-    return value
+    return number
 
 
 def _class_weight(name: str, weights: object) -> object:
@@ -372,9 +386,9 @@ def _evaluated(name: str, value: object) -> object:
 
 
 def _checkpoint(name: str, value: object) -> CheckpointConfig:
-    if not isinstance(value, str | CheckpointConfig):
+    if not isinstance(value, str | os.PathLike | CheckpointConfig):
         raise ConfigError(f"{name} should be a folder or a CheckpointConfig; got {value!r}.")
-    return CheckpointConfig.of(value)
+    return CheckpointConfig.of(str(value) if isinstance(value, os.PathLike) else value)
 
 
 def _action(name: str, value: object) -> object:
@@ -385,8 +399,9 @@ def _action(name: str, value: object) -> object:
 
 def _traced(name: str, value: object) -> object:
     pair = list(value) if isinstance(value, list | tuple) else []
-    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if not whole or not 1 <= pair[0] <= pair[1] < pair[0] + MOST_TRACED:
+    if [as_int(each) is None for each in pair] != [False, False] or not 1 <= pair[0] <= pair[1] < pair[
+        0
+    ] + MOST_TRACED:
         raise ConfigError(
             f"{name} should be the first and the last batch to trace, counted from 1, with at most "
             f"{MOST_TRACED} batches; got {value!r}. For example, {name}=(10, 20)."

@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from sparkdl.core.validation import (
+    as_int,
+    as_number,
     check_fields,
     checked,
     one_of,
@@ -49,7 +51,7 @@ def parse_port(name: str, port: object) -> PortChoice:
         found = int(found)
     numbers = found if isinstance(found, range) else [found]
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 65535:
+        if (port := as_int(number)) is None or not 0 <= port <= 65535:
             raise ConfigError(
                 f'{name} should be a number from 0 to 65535, a range or a string "first:last"; got {found!r}.'
             )
@@ -69,10 +71,11 @@ def parse_quorum(quorum: object, num_workers: int | None) -> int:
         ConfigError: ``quorum`` is neither a number from 1 to ``num_workers`` nor a float above 0 and up to 1.
     """
     most = math.inf if num_workers is None else num_workers
-    if isinstance(quorum, float) and 0 < quorum <= 1:
-        return math.ceil(quorum * (num_workers or 1))
-    if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= most:
-        return quorum
+    number = as_number(quorum)
+    if isinstance(number, float) and 0 < number <= 1:
+        return math.ceil(number * (num_workers or 1))
+    if isinstance(number, int) and 1 <= number <= most:
+        return number
     workers = "num_workers" if num_workers is None else f"{num_workers}"
     raise ConfigError(
         f"quorum should be a whole number of workers from 1 to {workers}, or a share of all workers as a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from sparkdl.spark import files, spark_internals
 Model = Any  # a keras.Model; this module only passes it on
 
 
-def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> None:
+def save(model: Model, config: TrainConfig, path: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Write a model and its settings.
 
     Args:
@@ -33,7 +34,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
             optimizer of Keras.
         FileExistsError: the model file exists, and ``overwrite`` is False.
     """
-    _require_keras_file(path)
+    path = _keras_file(path)
     values = config.to_dict() | {"merge": to_settings(config.merge)}
     context = spark_internals.active_context()
     if files.exists(path, context=context) and not overwrite:
@@ -53,7 +54,7 @@ def save(model: Model, config: TrainConfig, path: str, *, overwrite: bool) -> No
 
 
 def load(
-    path: str, custom_objects: dict[str, Any] | None, *, safe_mode: bool
+    path: str | os.PathLike[str], custom_objects: dict[str, Any] | None, *, safe_mode: bool
 ) -> tuple[Model, dict[str, Any]]:
     """Return a model that ``save`` wrote, and its settings as arguments of SparkModel.
 
@@ -67,7 +68,7 @@ def load(
         FileNotFoundError: there is no such file.
         ModelError: Keras cannot restore a model from the file.
     """
-    _require_keras_file(path)
+    path = _keras_file(path)
     context = spark_internals.active_context()
     with tempfile.TemporaryDirectory() as folder:
         local, settings = Path(folder, "model.keras"), Path(folder, "model.json")
@@ -81,9 +82,15 @@ def load(
     return model, grouped(values)
 
 
-def _require_keras_file(path: str) -> None:
+def _keras_file(path: str | os.PathLike[str]) -> str:
+    """Return a path as a string.
+
+    Raises:
+        ConfigError: it does not end with ".keras".
+    """
     if not str(path).endswith(".keras"):
         raise ConfigError(f'path should end with ".keras", the format of Keras; got {path!r}.')
+    return os.fspath(path)
 
 
 def _settings_path(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -474,7 +475,7 @@ class SparkModel:
         return signature.output_shapes(self.model, self._settled and self._settled.predicted)
 
     @short
-    def save(self, path: str, overwrite: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the model as a plain Keras file, and the settings to a JSON file beside it.
 
         ``custom_objects`` and ``distribution`` are not saved. Neither are addresses, port, ``tls`` and
@@ -495,7 +496,11 @@ class SparkModel:
     @classmethod
     @short
     def load(
-        cls, path: str, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+        cls,
+        path: str | os.PathLike[str],
+        custom_objects: dict[str, Any] | None = None,
+        *,
+        safe_mode: bool = True,
     ) -> SparkModel:
         """Return a SparkModel that ``save`` wrote.
 
@@ -514,7 +519,7 @@ class SparkModel:
 
 
 def load_spark_model(
-    path: str, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+    path: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
 ) -> SparkModel:
     """Return a SparkModel that ``SparkModel.save`` wrote; see ``SparkModel.load``."""
     return SparkModel.load(path, custom_objects, safe_mode=safe_mode)

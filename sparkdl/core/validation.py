@@ -7,6 +7,8 @@ from dataclasses import field, fields
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from sparkdl.errors import ConfigError
 
 Check = Callable[[str, Any], Any]  # takes the name and the value of an argument; returns the value to keep
@@ -33,15 +35,28 @@ def choose(name: str, value: object, choices: type[StrEnum]) -> Any:
     return choices(one_of(name, value, (choice.value for choice in choices)))
 
 
+def as_int(value: object) -> int | None:
+    """Return a whole number of Python or NumPy as an int; None for any other value, and for bools."""
+    return int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else None
+
+
+def as_number(value: object) -> int | float | None:
+    """Return a number of Python or NumPy as one of Python; None for any other value, and for bools."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    return value if isinstance(value, int | float) else value.item()
+
+
 def whole_number(name: str, value: object, *, least: int = 1) -> int:
     """Return ``value`` if it is a whole number of at least ``least``.
 
     Raises:
         ConfigError: the value is not such a number.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    number = as_int(value)
+    if number is None or number < least:
         raise ConfigError(f"{name} should be a whole number of at least {least}; got {value!r}.")
-    return value
+    return number
 
 
 def require_flag(name: str, value: object) -> bool:
@@ -50,9 +65,9 @@ def require_flag(name: str, value: object) -> bool:
     Raises:
         ConfigError: the value is not a bool.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} should be True or False; got {value!r}.")
-    return value
+    return bool(value)
 
 
 def text(name: str, value: object) -> str:
@@ -81,9 +96,10 @@ def positive_number(name: str, value: object, *, unit: str) -> float:
     Raises:
         ConfigError: the value is not a positive number.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    number = as_number(value)
+    if number is None or not number > 0:
         raise ConfigError(f"{name} should be a positive number of {unit}; got {value!r}.")
-    return value
+    return number
 
 
 def checked(default: Any, check: Check) -> Any:

@@ -28,6 +28,7 @@ from sparkdl.modeling.keras_types import Callback, Model
 logger = logging.getLogger(__name__)
 HOOKS = "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"
 TEST_HOOKS = "on_test_batch_begin", "on_test_batch_end"
+SAVERS = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore, keras.callbacks.LambdaCallback
 LOOK_AT_RESULTS = "keras", "tqdm", "wandb", "mlflow"  # packages whose batch hooks use only results
 
 
@@ -39,9 +40,13 @@ def overrides(callback: object, hook: str) -> bool:
 
 
 def saves(callback: object) -> bool:
-    """Return True if a callback saves weights every few batches, as ModelCheckpoint can."""
+    """Return True if a callback saves weights every few batches, as ModelCheckpoint can.
+
+    A callback of the user's with a ``save_freq`` may count its calls, so it is called for each batch.
+    """
     freq = getattr(callback, "save_freq", None)
-    return isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
+    known = isinstance(callback, SAVERS) or type(callback).__module__.split(".")[0] in LOOK_AT_RESULTS
+    return known and isinstance(freq, int) and not isinstance(freq, bool) and _listens(callback)
 
 
 def require_usable(callback: Callback) -> None:

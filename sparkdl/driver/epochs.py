@@ -259,7 +259,7 @@ class Callbacks:
         self.factors = [one for one in callbacks if isinstance(one, LearningRateFactor)]
         self.early = any(batch_hooks.overrides(one, "on_epoch_begin") for one in callbacks)
         self.may_replace_weights = any(batch_hooks.overrides(one, "on_test_begin") for one in callbacks)
-        self.testing = False
+        self.testing = self.warned = False
         self.before: list[bytes] = []
         self.draws = any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
         self.batches = BatchHooks(callbacks, model)
@@ -289,7 +289,23 @@ class Callbacks:
         before = keras_variables.digests(self.model.weights) if self.early else []
         self.list.on_epoch_begin(epoch)
         self.batches.begin()
-        return self.early and before != keras_variables.digests(self.model.weights)
+        return self.early and self._has_changed(before)
+
+    def _has_changed(self, before: list[bytes]) -> bool:
+        """Return True if weights have changed since these digests; warn once of those that stay here."""
+        after = keras_variables.digests(self.model.weights)
+        if not self.warned and len(before) == len(after):
+            sent = {id(each) for part in Variables.of(self.model)[:2] for each in part}
+            pairs = zip(self.model.weights, before, after, strict=True)
+            kept = [weight.path for weight, one, other in pairs if one != other and id(weight) not in sent]
+            if kept:
+                self.warned = True
+                logger.warning(
+                    "Callbacks changed %s on the driver. Workers do not get these values: weights of frozen "
+                    "layers and whole numbers are not sent.",
+                    ", ".join(kept[:3]),
+                )
+        return before != after
 
     def end_batches(self, steps: int, results: Results) -> None:
         """Call an epoch's remaining batch hooks, on the weights of its end, unless training was stopped."""
@@ -327,7 +343,7 @@ class Callbacks:
             if self.terminate:
                 logger.warning("TerminateOnNaN stops training.")
                 self.model.stop_training = True
-        return self.before != keras_variables.digests(self.model.weights)
+        return self._has_changed(self.before)
 
     def end(self, logs: Results) -> None:
         """End training."""

@@ -82,6 +82,12 @@ def statistics(model: keras.Model) -> list[Any]:
     return [variable for variable in _moved(model) if _is_float(variable)]
 
 
+def constants(model: keras.Model) -> list[Any]:
+    """Return the weights that workers never send: those of frozen and adapted layers."""
+    moved = {id(variable) for variable in _moved(model)}
+    return [variable for variable in model.non_trainable_weights if id(variable) not in moved]
+
+
 def _moved(model: keras.Model) -> list[Any]:
     """Return the weights that are neither trained nor constant."""
     fixed = [layer for layer in flat_layers(model) if not layer.trainable] + adapted(model)

@@ -262,10 +262,15 @@ def logged(
             with keras_settings.alone():
                 copy = serialization.copy_of(model, objects) if builder is None else builder()
                 keras_metrics.build_metrics(copy, *first, step=step)
+                constants = keras_variables.constants(copy)
+                before = keras_variables.digests(constants)
                 places = keras_metrics.logged_metrics(copy, step, Batch(*first).to_data())
+                after = keras_variables.digests(constants)
         except Exception:  # the user's step may raise anything on a few rows
             logger.debug("The trial of %s failed.", step, exc_info=True)
             continue
+        pairs = zip(constants, before, after, strict=True)
+        _require_constant(model, step, [each for each, one, other in pairs if one != other])
         if places is None:
             continue
         unknown = [name for name, place in places.items() if place is None]
@@ -278,6 +283,21 @@ def logged(
             )
         found[step] = {name: place for name, place in places.items() if place is not None}
     return found
+
+
+def _require_constant(model: keras.Model, step: str, changed: list[Any]) -> None:
+    """Require a step that does not change weights of frozen layers.
+
+    Raises:
+        ModelError: it changes these.
+    """
+    if changed:
+        raise ModelError(
+            f'{step} of the model "{model.name}" should not change weights of frozen layers, which workers '
+            f"do not send; it changed {', '.join(each.path for each in changed[:3])}. Leave the layer "
+            "trainable, and set trainable=False on each of its variables instead (for variable in "
+            "layer.variables: variable.trainable = False). Workers merge these as moving statistics."
+        )
 
 
 Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, by output

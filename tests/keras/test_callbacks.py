@@ -8,6 +8,7 @@ import pytest
 from worker_threads import even_split, train
 
 from sparkdl.callbacks import LearningRateScaling, LearningRateWarmup
+from sparkdl.driver import batch_hooks
 from sparkdl.driver.epochs import check_callbacks
 from sparkdl.errors import ConfigError
 
@@ -105,6 +106,22 @@ def test_executors_are_no_place_for_batch_hooks_but_for_these():
     assert kept == check_callbacks(kept)
 
 
+def test_a_callback_of_the_users_that_counts_batches_is_called_for_each():
+    """A save_freq makes a saver only of Keras's callbacks: another callback may count its calls."""
+
+    class Counts(keras.callbacks.Callback):
+        save_freq = 10
+
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    class Kept(keras.callbacks.ModelCheckpoint):
+        pass
+
+    assert not batch_hooks.saves(Counts())
+    assert batch_hooks.saves(Kept("model.keras", save_freq=10))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -129,3 +146,26 @@ def test_only_a_number_is_multiplied(make, rate, kind):
     message = f"{make.__name__} needs an optimizer whose learning rate is a number; got a {kind}. Scale"
     with pytest.raises(ConfigError, match=message):
         make_model(rate).fit(*problem(), verbose=0, callbacks=[make()])
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_the_rate_is_restored_where_keras_begins_a_batch_too_many():
+    """Keras begins a batch too many of rows of unknown number; the factor of that batch is not kept."""
+    tf = pytest.importorskip("tensorflow")
+    x, y = problem()
+    rates = []
+
+    def generate():
+        yield from ((x[start : start + 8], y[start : start + 8]) for start in range(0, 32, 8))
+
+    def note(epoch, logs):
+        rates.append(float(model.optimizer.learning_rate))
+
+    model = make_model()
+    rate = float(model.optimizer.learning_rate)
+    kinds = tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32)
+    rows = tf.data.Dataset.from_generator(generate, output_signature=kinds)
+    after = keras.callbacks.LambdaCallback(on_epoch_end=note)
+    model.fit(rows, epochs=3, shuffle=False, verbose=0, callbacks=[LearningRateWarmup(4, start=0.5), after])
+
+    assert [rate] * 3 == pytest.approx(rates)

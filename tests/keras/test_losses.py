@@ -8,7 +8,7 @@ from worker_threads import even_split, train
 
 from sparkdl.core.tree import leaves
 from sparkdl.errors import ModelError
-from sparkdl.modeling import keras_metrics, losses
+from sparkdl.modeling import keras_metrics, keras_variables, losses
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -248,3 +248,41 @@ def test_losses_of_several_outputs_are_found(given):
 
     expected = [given["a"], given["b"]] if isinstance(given, dict) else given
     assert expected == leaves(model.loss)
+
+
+class Teacher(keras.Model):
+    """A model whose step moves a second layer towards the first, as mean teachers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.student(x) + 0.0 * self.teacher(x)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for theirs, ours in zip(self.teacher.weights, self.student.weights, strict=True):
+            theirs.assign(0.5 * theirs + 0.5 * ours)
+        return logs
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_step_must_not_change_weights_of_frozen_layers(frozen):
+    """Weights of frozen layers never leave a worker; weights that are not trained are merged."""
+    model = Teacher()
+    x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
+    model(x)
+    if frozen:
+        model.teacher.trainable = False
+    for variable in () if frozen else model.teacher.variables:
+        variable.trainable = False
+    model.compile("sgd", "mse")
+    model.compute_metrics(x, y, y)
+    if frozen:
+        with pytest.raises(ModelError, match=r"train_step .* should not change weights of frozen layers"):
+            losses.logged(model, ["train_step"], (x, y, None), lambda: model)
+    else:
+        assert {} == losses.logged(model, ["train_step"], (x, y, None), lambda: model)
+        assert 2 == len(keras_variables.statistics(model))

@@ -4,14 +4,16 @@ import dataclasses
 import inspect
 import pickle
 import re
+from pathlib import Path
 from typing import get_args
 
 import keras
+import numpy as np
 import pytest
 
 import sparkdl
 from sparkdl import FaultTolerance, Network, SparkModel, Stragglers, load_spark_model
-from sparkdl.config import Mode, ModeName, Placement, PlacementName, TrainConfig
+from sparkdl.config import FitConfig, Mode, ModeName, Placement, PlacementName, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ml import KerasEstimator
 from sparkdl.ml.params import OF_SETTINGS, SETTINGS, arguments
@@ -269,3 +271,42 @@ def test_settings_saved_before_there_were_groups_are_loaded(tmp_path):
 
     (tmp_path / "model.json").write_text(OLD)
     assert here == load_spark_model(path).config
+
+
+def test_numbers_of_numpy_and_paths_are_taken():
+    """Numbers and flags of NumPy are converted to Python's, and a folder may be a Path, as in Keras."""
+    fit = FitConfig(
+        batch_size=np.int64(32),
+        epochs=np.int32(3),
+        validation_split=np.float32(0.25),
+        shuffle=np.bool_(True),
+        profile=(np.int64(1), np.int64(2)),
+        checkpoint=Path("folder"),
+    )
+    config = TrainConfig(
+        frequency=np.int64(4), num_workers=np.int16(2), stragglers=Stragglers(quorum=np.float64(0.5))
+    )
+
+    assert (32, 3, 0.25, True, "folder") == (
+        fit.batch_size,
+        fit.epochs,
+        fit.validation_split,
+        fit.shuffle,
+        fit.checkpoint.uri,
+    )
+    assert (4, 2) == (config.frequency, config.num_workers)
+    assert {int} == {
+        type(each) for each in (fit.batch_size, fit.epochs, config.frequency, config.num_workers)
+    }
+    for wrong in (np.bool_(True), np.float64(3.0), np.int64(0)):
+        with pytest.raises(ConfigError, match="batch_size should be a whole number of at least 1"):
+            FitConfig(batch_size=wrong)
+
+
+def test_a_spark_model_is_saved_and_loaded_by_a_path(tmp_path):
+    """SparkModel.save and load take a pathlib.Path."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    SparkModel(model, num_workers=3).save(tmp_path / "model.keras")
+
+    assert 3 == SparkModel.load(tmp_path / "model.keras").config.num_workers

@@ -307,7 +307,7 @@ def test_terminate_on_nan_stops_each_mode(problem, caplog, mode):
 
 DIVISION = r"2 workers \(as requested\) on 203 rows, batch_size=32 over all workers: 7 steps per epoch\.\n"
 PAGE = r"Live page: http://\S+/\?key=[\w-]{32} \(works once\)\n"
-EPOCH = r"Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.]+){2}\n"
+EPOCH = r"Epoch \d/2 - [\d.]+ s - [\d,]+ rows/s( - (loss|accuracy): [\d.e-]+){2}\n"
 
 
 @pytest.mark.one_case

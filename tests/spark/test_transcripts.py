@@ -44,8 +44,8 @@ OWN = [  # the lines of sparkdl that docs/how-to/watch.md lists
     r"Workers train separately between exchanges, at 1\.41 times the learning rate, with merge=\"bmuf\"\. "
     r"If you pass merge= yourself, the learning rate is not scaled\.",
     r"Live page: http://(127\.0\.0\.1|localhost):\d+/\?key=[\w-]{32} \(works once\)",
-    r"Epoch [12]/2 - [\d.]+ s - [\d,]+ rows/s - loss: [\d.]+ - mae: [\d.]+ - val_loss: [\d.]+ - "
-    r"val_mae: [\d.]+",
+    r"Epoch [12]/2 - [\d.e-]+ s - [\d,]+ rows/s - loss: [\d.e-]+ - mae: [\d.e-]+ - val_loss: [\d.e-]+ - "
+    r"val_mae: [\d.e-]+",
 ]
 OTHERS = [
     "a print",

@@ -61,8 +61,11 @@ def results_text(logs: Results) -> str:
 
 
 def value_text(value: float | Array) -> str:
-    """Return the text of a metric's result, which may have several values."""
-    return f"{value:.4f}" if np.ndim(value) == 0 else np.array2string(np.asarray(value), precision=4)
+    """Return the text of a metric's result, which may have several values; small ones as in Keras's bar."""
+    if np.ndim(value):
+        return np.array2string(np.asarray(value), precision=4)
+    number = float(value)
+    return f"{number:.4e}" if 0 < abs(number) <= 1e-3 else f"{number:.4f}"
 
 
 class LineDisplay(Display):

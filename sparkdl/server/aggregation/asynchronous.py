@@ -204,7 +204,7 @@ class Asynchronous(Aggregation):
             return
         self.losses.append(update.loss)
         self._note_staleness(update.worker, merge.staleness)
-        if len(self.statistics):
+        if len(self.statistics) and update.base_version >= self.renewed:
             share = window_share(self.decays, update.steps, self.working)
             self.statistics = self.statistics + share * (update.statistics - self.statistics)
         self.version += 1

@@ -64,6 +64,7 @@ class Aggregation(ABC):
         self.num_workers = self.working = num_workers
         self.lost: set[int] = set()
         self.version = self.merges = 0
+        self.renewed = 0  # the version with which the driver last set the center
         self.generation = 0
         self.state: Any = None
         self.losses: list[float] = []
@@ -223,13 +224,14 @@ class Aggregation(ABC):
         with self.changed:
             self.parameters, self.statistics = parameters, statistics
             self.version += 1
+            self.renewed = self.version
 
     def restore(self, parameters: Vector, statistics: Vector, version: int, state: Any) -> None:
         """Restore the center of an earlier version and the rule's state at that version."""
         with self.changed:
             self.replace(parameters, statistics)
             self.version, self.state = version, state
-            self.broken = False
+            self.renewed, self.broken = version, False
 
 
 def without_body(update: Update) -> Update:

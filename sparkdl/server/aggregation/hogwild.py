@@ -89,3 +89,4 @@ class Hogwild(Asynchronous):
             self.given = no_vector
             self.statistics = statistics
             self.version += 1
+            self.renewed = self.version

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from sparkdl.driver.display import notebook
-from sparkdl.driver.display.progress import LineDisplay
+from sparkdl.driver.display.progress import LineDisplay, value_text
 from sparkdl.driver.display.terminal import BarDisplay
 
 LOGS = {"loss": 0.5, "f1": np.array([0.25, 0.5])}
@@ -176,3 +176,18 @@ def test_a_chart_has_the_finite_losses(losses, drawn):
 
     assert drawn == chart.count("<polyline")
     assert "nan" not in chart
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5000"),
+        (0.0, "0.0000"),
+        (2.3e-5, "2.3000e-05"),
+        (-1e-3, "-1.0000e-03"),
+        (np.float32(2), "2.0000"),
+    ],
+)
+def test_small_results_are_not_shown_as_0(value, text):
+    """A result of at most a thousandth is shown with an exponent, as in Keras's bar."""
+    assert text == value_text(value)

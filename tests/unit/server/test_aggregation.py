@@ -841,3 +841,18 @@ def test_the_default_rule_counts_no_more_workers_than_the_study(power, momentum)
     rounds.bind(80)
 
     assert rounds.rule.block_momentum == momentum
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+def test_statistics_that_a_callback_sets_are_not_mixed_with_older_ones(mode):
+    """After the driver sets statistics, updates that began before do not bring the old values back."""
+    coordinator = begun(coordinator_of(mode, workers=2, size=1, statistics=1))
+    old, new = np.zeros(1, np.float32), np.ones(1, np.float32)
+    coordinator.replace(np.zeros(1, np.float32), new)
+    version = coordinator.aggregation.version
+    for worker in (0, 1):
+        push(coordinator, worker, [1.0], statistics=old, base_version=version - 1)
+    assert [1.0] == coordinator.aggregation.statistics.tolist()
+    push(coordinator, 0, [1.0], sequence=1, statistics=new + 1, base_version=coordinator.aggregation.version)
+
+    assert coordinator.aggregation.statistics[0] > 1.0
