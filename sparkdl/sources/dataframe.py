@@ -41,6 +41,7 @@ from sparkdl.worker.tasks import EvaluateFrameTask, EvaluateTask, PredictColumns
 
 INDEX_BITS = 33  # the low bits of monotonically_increasing_id: the row's position in its partition
 EXACT = types.FloatType, types.ShortType, types.ByteType, types.BooleanType  # exact as 32-bit floats
+WHOLE = types.IntegralType, types.BooleanType
 
 
 class FrameSource(Source):
@@ -172,10 +173,12 @@ class FrameSource(Source):
         return selected
 
     def _array(self, names: Sequence[str]) -> SqlColumn:
-        """Return several columns of numbers as one column of arrays."""
-        narrow = all(isinstance(self._found[name].kind, EXACT) for name in names)
-        columns = [numeric(name, self._found[name]) for name in names]
-        return functions.array(*(column.cast("float" if narrow else "double") for column in columns))
+        """Return several columns of numbers as one column of arrays; whole numbers stay whole."""
+        kinds = [self._found[name].kind for name in names]
+        whole = all(isinstance(kind, WHOLE) for kind in kinds)
+        narrow = all(isinstance(kind, EXACT) for kind in kinds)
+        target = "bigint" if whole else "float" if narrow else "double"
+        return functions.array(*(numeric(name, self._found[name]).cast(target) for name in names))
 
     def peek(self) -> Sample:
         """Return the first row, which a small job reads.

@@ -385,3 +385,48 @@ def test_nested_outputs_are_refused_by_name(spark):
     outputs = {"pair": [keras.layers.Dense(1)(inputs), keras.layers.Dense(3)(inputs)]}
     with pytest.raises(ModelError, match=r"has nested outputs of shapes \{'pair': \[\(1,\), \(3,\)\]\}"):
         predict_udf(keras.Model(inputs, outputs))
+
+
+BIG = (1 << 24) + 1, (1 << 53) + 1
+
+
+def remainders(dtype):
+    """Return a model that predicts the remainders of two numbers by 1,000; its loss is 0 for exact rows."""
+    given = keras.Input((2,), dtype=dtype)
+    taken = keras.layers.Lambda(lambda x: keras.ops.cast(x % 1000, "float32"), output_shape=(2,))(given)
+    once = keras.layers.EinsumDense("ab,b->ab", (2,), kernel_initializer="ones")(taken)
+    model = keras.Model(given, once)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("kinds", "dtype", "ids"),
+    [
+        (("bigint", "bigint"), "int64", BIG),
+        pytest.param(("int", "int"), "int32", (BIG[0], BIG[0] + 2), marks=pytest.mark.whole),
+        pytest.param(("bigint", "boolean"), "int64", (BIG[1], 1), marks=pytest.mark.whole),
+        pytest.param(("bigint", "double"), "float32", (BIG[0] - 2, 7), marks=pytest.mark.whole),
+        pytest.param(("array<bigint>", "int"), "int64", BIG[::-1], marks=pytest.mark.whole),
+    ],
+)
+def test_whole_numbers_of_a_list_stay_exact(spark, kinds, dtype, ids):
+    """Ids above 2**24 and 2**53 in a list of columns are exact in fit, evaluate, predict and transform."""
+    numbers = spark.createDataFrame(
+        [(*ids, [float(each % 1000) for each in ids])] * 4, "a long, b long, y array<float>"
+    )
+    first = functions.array("a") if "array" in kinds[0] else functions.col("a")
+    table = numbers.select(first.cast(kinds[0]).alias("a"), functions.col("b").cast(kinds[1]), "y")
+    names = {"features_col": ["a", "b"], "label_col": "y"}
+    model, expected = SparkModel(remainders(dtype), num_workers=1), [each % 1000 for each in ids]
+
+    assert [0.0] == model.fit(table, verbose=0, **names).history["loss"]
+    assert 0.0 == model.evaluate(table, **names)
+    predicted = [
+        model.predict(table, features_col=["a", "b"]).select("prediction"),
+        KerasTransformer(model=model.model, featuresCol=["a", "b"]).transform(table).select("prediction"),
+        table.select(predict_udf(model.model)("a", "b")),
+    ]
+    for rows in predicted:
+        assert expected == rows.first()[0]
