@@ -266,17 +266,22 @@ def weigh(blocks: Iterable[Block], schema: Schema, classes: dict[int, float] | N
     Args:
         blocks: blocks with or without weights.
         schema: the schema to match.
-        classes: the weight of a training row by the class of its label; a missing class has weight 1.
+        classes: the weight of a training row by the class of its label; a missing class has weight 1. The
+            training rows then have no weights of their own, but a union with weighted validation rows may
+            have given them ones, which are replaced.
     """
     for block in blocks:
         if block.part == EMPTY:
             yield block
             continue
-        missing = schema.columns[len(block.columns) :]
-        weights = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
-        if missing and classes is not None and block.part == TRAINING:
-            weights = [_class_weights(block.columns[schema.template[1]], classes, missing[0].dtype)]
-        yield block._replace(columns=(*block.columns, *weights))
+        columns: tuple[AnyRows, ...] = block.columns
+        if classes is not None and block.part == TRAINING:
+            (weight,) = schema.weights
+            columns = columns[: len(schema.columns) - 1]
+            columns = *columns, _class_weights(columns[schema.template[1]], classes, weight.dtype)
+        missing = schema.columns[len(columns) :]
+        ones = [np.ones((len(block.keys), *column.shape), column.dtype) for column in missing]
+        yield block._replace(columns=(*columns, *ones))
 
 
 def _class_weights(labels: Any, classes: dict[int, float], dtype: str) -> Array:

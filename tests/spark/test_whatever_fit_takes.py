@@ -180,6 +180,17 @@ def test_class_weights_are_keras_s(spark, problem):
     assert expected["loss"] == pytest.approx(history["loss"], rel=1e-4)
 
 
+def test_class_weights_apply_beside_weights_of_validation_rows(spark):
+    """In a DataFrame, training rows get class weights even if the validation rows have sample weights."""
+    table = spark.createDataFrame([(1.0, n % 2, 5.0) for n in range(8)], "x float, y int, w double")
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1, "sigmoid", kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy")
+    names = {"features_col": "x", "label_col": "y", "verbose": 0, "class_weight": {0: 3.0, 1: 0.5}}
+    history = SparkModel(model, num_workers=1).fit(table, validation_data=(table, None, "w"), **names).history
+
+    assert [1.75 * np.log(2)] == pytest.approx(history["loss"], rel=1e-5)
+
+
 def test_validation_rows_may_have_weights_of_their_own(spark, problem):
     """validation_data may be (x, y, sample_weight) even if the training rows have no weights."""
     held = problem.x[:50], problem.y[:50], np.linspace(0, 2, 50)

@@ -29,12 +29,21 @@ def test_rows_without_weights_get_those_of_their_classes(part, classes, expected
     assert expected == weighed.columns[2].tolist()
 
 
-def test_rows_with_weights_keep_them():
-    """Rows keep the weights they came with."""
+@pytest.mark.parametrize(("part", "classes"), [(TRAINING, None), (VALIDATION, None), (VALIDATION, {0: 3.0})])
+def test_rows_with_weights_keep_them(part, classes):
+    """Rows keep the weights they came with; class weights do not apply to validation rows."""
     columns = np.zeros(1, np.float32), np.zeros((1, 2), np.int64), np.array([7], np.float32)
-    block = Block(np.zeros(1, np.uint64), 0, columns)
+    block = Block(np.zeros(1, np.uint64), part, columns)
 
-    assert [block] == list(weigh([block], SCHEMA, {0: 3.0}))
+    assert [block] == list(weigh([block], SCHEMA, classes))
+
+
+def test_class_weights_replace_the_ones_that_a_union_fills_in():
+    """Training rows get class weights even if they come with the weights that a DataFrame source fills in."""
+    columns = np.zeros(2, np.float32), np.array([[1, 0], [0, 1]]), np.ones(2, np.float32)
+    (weighed,) = weigh([Block(np.zeros(2, np.uint64), TRAINING, columns)], SCHEMA, {0: 3.0})
+
+    assert [3, 1] == weighed.columns[2].tolist()
 
 
 ROWS = np.zeros((5, 2))
