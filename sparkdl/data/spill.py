@@ -88,11 +88,16 @@ class Rows:
                 rows.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max(initial=0)
 
     def one_class(self) -> bool:
-        """Return True if there are several rows, and all have the same integer or boolean label."""
+        """Return True if there are several rows, and all have the same label: whole numbers of any dtype.
+
+        If the labels are floats, only the loss shows whether they are classes.
+        """
         if not self.schema.labelled or not isinstance(self.schema.template[1], int):
             return False
         labels = self.columns[self.schema.template[1]]
-        if isinstance(labels, SparseRows) or self.count < 2 or labels.dtype.kind not in "biu":
+        if isinstance(labels, SparseRows) or self.count < 2:
+            return False
+        if labels.dtype.kind == "f" and (labels[0] != np.rint(labels[0])).any():
             return False
         return all((labels[some] == labels[0]).all() for some in _slices(self.count, 1 << 20))
 

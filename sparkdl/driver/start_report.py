@@ -18,7 +18,7 @@ from sparkdl.driver.known_shortfalls import shortfall, words_of
 from sparkdl.driver.request import Request
 from sparkdl.driver.training_record import counted
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.modeling import optimizers
+from sparkdl.modeling import keras_settings, losses, optimizers
 from sparkdl.rules import STUDIED, Choice, choose
 from sparkdl.server.state import Member
 
@@ -285,11 +285,20 @@ def empty_partitions(start: Start) -> str | None:
     return f"Partitions without rows: {empty}." if empty else None
 
 
+def _labels_are_classes(request: Request) -> bool:
+    """Return True if the labels of a fit are classes; if the loss does not show it, integers are classes."""
+    known = losses.labels_are_classes(request.model)
+    if known is not None:
+        return known
+    label = request.schema.template[1]
+    return isinstance(label, int) and request.schema.columns[label].dtype != keras_settings.float_type()
+
+
 def single_classes(start: Start) -> str | None:
     """Return a warning about workers whose rows are all of one class, if another setting would mix them."""
     fit = start.request.fit
     one = [worker for worker, member in sorted(start.members.items()) if member.notes.get("one_class")]
-    if not one or not (fit.preserve_partitions or not fit.shuffle):
+    if not one or not (fit.preserve_partitions or not fit.shuffle) or not _labels_are_classes(start.request):
         return None
     mixes = "shuffle=True without preserve_partitions" if fit.preserve_partitions else "shuffle=True"
     return f"Workers with rows of only one class: {one}. Use {mixes} to mix the rows."

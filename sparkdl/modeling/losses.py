@@ -8,6 +8,7 @@ loss without a reduction is refused.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import threading
@@ -352,6 +353,30 @@ CROSSENTROPIES = {
     "categorical_focal_crossentropy",
     "sparse_categorical_crossentropy",
 }
+CLASSIFICATIONS = CROSSENTROPIES | {
+    "crossentropy",
+    "ce",
+    "categorical_generalized_cross_entropy",
+    "categorical_hinge",
+    "hinge",
+    "squared_hinge",
+}
+
+
+def labels_are_classes(model: keras.Model) -> bool | None:
+    """Return True if the labels of a compiled model with one loss are classes, False if they are not.
+
+    Return None if that is not known: the model has another number of losses, or code that is not Keras's.
+    """
+    if is_own(model, "train_step") or is_own(model, "compute_loss"):
+        return None
+    name, _ = _only_loss(model)
+    if not name or name in CLASSIFICATIONS:
+        return True if name else None
+    loss = keras.losses.get(leaves(model.loss)[0])
+    function = getattr(loss, "fn", loss)  # of Keras's LossFunctionWrapper
+    code = function if inspect.isfunction(function) else type(function)
+    return False if code.__module__.startswith("keras.") else None
 
 
 def head_of(

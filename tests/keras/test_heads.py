@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.modeling.losses import head_of
+from sparkdl.modeling.losses import head_of, labels_are_classes
 
 
 def compiled(loss):
@@ -45,6 +45,31 @@ def test_a_loss_tells_what_the_output_is(loss, shape, classifies, logits):
 
     assert classifies == head.classifies
     assert not classifies or logits == head.logits
+
+
+class OfMyOwn(keras.losses.Loss):
+    def call(self, y, predicted):
+        return of_my_own(y, predicted)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("binary_crossentropy", True),
+        ("ce", True),
+        (LOGITS, True),
+        (keras.losses.CategoricalHinge(), True),
+        ("hinge", True),
+        ("mse", False),
+        (keras.losses.KLDivergence(), False),
+        (keras.losses.poisson, False),
+        (of_my_own, None),
+        (OfMyOwn(), None),
+    ],
+)
+def test_a_loss_tells_whether_labels_are_classes(loss, expected):
+    """Labels are classes for a cross-entropy or a hinge loss; of a loss that is not Keras's it is unknown."""
+    assert expected is labels_are_classes(compiled(loss))
 
 
 def test_what_was_said_counts():

@@ -8,6 +8,8 @@ import pytest
 
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.data.batch_plan import BatchPlan
+from sparkdl.data.column import Column
+from sparkdl.data.schema import Schema
 from sparkdl.driver import start_report
 from sparkdl.driver.start_report import Start
 from sparkdl.errors import DataError
@@ -15,8 +17,21 @@ from sparkdl.rules import choose
 from sparkdl.server.state import Member
 
 
-def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixed=None, fit=None, **config):
+def start_of(
+    rows=(40, 40),
+    *,
+    held=(0, 0),
+    notes=({}, {}),
+    indicator=None,
+    fixed=None,
+    fit=None,
+    loss="binary_crossentropy",
+    label="int64",
+    **config,
+):
     """Return the start of a run whose workers have these training rows, validation rows and notes."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss)
     config = TrainConfig(**{"frequency": 4} | config)
     plans = [
         BatchPlan(
@@ -37,12 +52,12 @@ def start_of(rows=(40, 40), *, held=(0, 0), notes=({}, {}), indicator=None, fixe
     request = SimpleNamespace(
         config=config,
         fit=FitConfig(**fit or {}),
-        model=SimpleNamespace(optimizer=keras.optimizers.SGD(), variables=[]),
+        model=model,
         num_workers=len(rows),
         reason="one per slot",
         source=SimpleNamespace(indicator=indicator),
         fixed_batch_size=fixed,
-        schema=None,
+        schema=Schema((Column("x", (1,), "float32"), Column("y", (), label)), (0, 1)),
         classes={},
         switch=None,
         continues=False,
@@ -120,6 +135,28 @@ def test_the_lines_are_these(start, lines, caplog):
 
     assert [line.removeprefix("INFO ") for line in lines if line.startswith("INFO")] == shown
     assert lines == [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+def my_loss(y, predicted):
+    return keras.ops.abs(y - predicted)
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "named"),
+    [
+        ("categorical_crossentropy", "float32", True),
+        ("mse", "float32", False),
+        ("poisson", "int64", False),
+        (my_loss, "int64", True),
+        (my_loss, "float32", False),
+    ],
+)
+def test_equal_labels_are_one_class_only_if_labels_are_classes(loss, label, named, caplog):
+    """Equal labels are one class under a classification loss, and integers also under an unknown loss."""
+    notes = ({}, {"one_class": True})
+    start_report.report(start_of(notes=notes, fit={"shuffle": False}, loss=loss, label=label), str)
+
+    assert named == ("Workers with rows of only one class: [1]." in caplog.text)
 
 
 def test_settings_below_plain_keras_and_more_workers_than_studied_are_named(caplog):

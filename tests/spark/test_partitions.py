@@ -142,10 +142,11 @@ def test_what_has_no_partitions_is_refused(spark, problem, jobs):
         fit(shorter, verbose=0, preserve_partitions=True)
 
 
-def test_workers_of_one_class_are_named(spark, problem, caplog):
-    """The driver warns when all rows of a worker are of one class."""
+@pytest.mark.parametrize("kind", [int, pytest.param(float, marks=pytest.mark.whole)])
+def test_workers_of_one_class_are_named(spark, problem, caplog, kind):
+    """The driver warns when all rows of a worker are of one class, also if labels are doubles."""
     order = np.argsort(problem.y, kind="stable")
-    pairs = [(problem.x[row], problem.y[row]) for row in order]
+    pairs = [(problem.x[row], kind(problem.y[row])) for row in order]
     first = int((problem.y == 0).sum())
     parts = spark.sparkContext.parallelize([pairs[:first], pairs[first:]], 2).flatMap(lambda part: part)
 

@@ -164,14 +164,35 @@ def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 1]])
-def test_one_class_is_told(folder, labels):
-    """Data with a single class is detected from all labels."""
-    file = SpillFile(SCHEMA, str(folder))
-    columns = np.zeros((3, 3), np.float32), np.array(labels)
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
+@pytest.mark.parametrize(
+    ("labels", "one"),
+    [
+        ([0, 0, 0], True),
+        ([0, 0, 1], False),
+        ([[0, 1], [0, 1], [0, 1]], True),
+        ([[0, 1], [0, 1], [1, 0]], False),
+        ([0], False),
+    ],
+)
+def test_one_class_is_told(folder, labels, one, dtype):
+    """Data with a single class is detected from all labels: whole numbers of any dtype, or vectors."""
+    columns = np.zeros((len(labels), 3), np.float32), np.array(labels, dtype)
+    label = Column("y", columns[1].shape[1:], dtype)
+    file = SpillFile(Schema((SCHEMA.columns[0], label), (0, 1)), str(folder))
+    file.extend([Block(np.arange(len(labels), dtype=np.uint64), TRAINING, columns)])
+
+    assert one == file.rows(TRAINING).one_class()
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan")])
+def test_numbers_that_are_no_classes_are_not_one_class(folder, label):
+    """Equal labels that are not whole numbers are not reported as one class."""
+    file = SpillFile(Schema((SCHEMA.columns[0], Column("y", (), "float32")), (0, 1)), str(folder))
+    columns = np.zeros((3, 3), np.float32), np.full(3, label, np.float32)
     file.extend([Block(np.arange(3, dtype=np.uint64), TRAINING, columns)])
 
-    assert (labels == [0, 0, 0]) == file.rows(TRAINING).one_class()
+    assert not file.rows(TRAINING).one_class()
 
 
 LIMITED = """
