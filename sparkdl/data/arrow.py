@@ -20,12 +20,12 @@ from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.blocks import UNKNOWN, Block, Keys, rows_per_block, scramble
 from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, row_of, share_of
+from sparkdl.data.decoding import Decode
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 from sparkdl.process.reasons import reason_of, text_of
 
 KEY, PART = "sparkdl_key", "sparkdl_part"
-Decode = Callable[[Any], Any]  # a user's function that converts a value to an array
 ArrowArray: TypeAlias = pa.Array
 RecordBatch: TypeAlias = pa.RecordBatch
 ROWS_PER_BATCH = 10_000  # Spark's default maximum for an Arrow batch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.config import FitConfig
-from sparkdl.data.arrow import Decode
+from sparkdl.data.decoding import Decode
 from sparkdl.data.schema import Sample, Schema
 from sparkdl.errors import ModelError, short
 from sparkdl.modeling import checks, execution, keras_settings, serialization, signature

@@ -150,6 +150,26 @@ def numeric(name: str, found: Found) -> Column:
     return column
 
 
+def decodable(name: str, found: Found) -> types.DataType:
+    """Return the type of a column whose values a function decodes.
+
+    Raises:
+        ConfigError: the column holds intervals of months, which Spark cannot convert to Python.
+    """
+    kinds = [found.kind]
+    for kind in kinds:
+        kinds += [field.dataType for field in getattr(kind, "fields", ())]
+        kinds += [
+            getattr(kind, part) for part in ("elementType", "keyType", "valueType") if hasattr(kind, part)
+        ]
+        if type(kind).__name__ in ("CalendarIntervalType", "YearMonthIntervalType"):
+            raise ConfigError(
+                f"Expected a column {name!r} whose values Spark can pass to Python; it holds "
+                f"{kind.simpleString()}. Convert the intervals first, for example to a number of months."
+            )
+    return found.kind
+
+
 def numpy_type(kind: types.DataType) -> type[np.generic]:
     """Return the NumPy type of the numbers in a column of this type; object for any other type."""
     while isinstance(kind, types.ArrayType):

@@ -18,11 +18,13 @@ from sparkdl.core.vectors import Array
 from sparkdl.data import arrow
 from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.column import LISTS, Column, natural
+from sparkdl.data.decoding import ArrowDecode, Decode, plain
 from sparkdl.data.schema import Counts, Sample, Schema
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, ClassPredictions, OutputKind, Shapes
 from sparkdl.sources.base import Action, MakeAction, NoRowsError, Source, first_value
 from sparkdl.sources.columns import (
+    decodable,
     depth_of,
     folded,
     is_text,
@@ -60,7 +62,8 @@ class FrameSource(Source):
             array.
 
     Attributes:
-        decode: the same functions, by the index of the column in the flattened sample.
+        decode: the same functions for values that come from Arrow, by the index of the column in the
+            flattened sample.
     """
 
     kind = partners = "a DataFrame"
@@ -72,7 +75,7 @@ class FrameSource(Source):
         sample: Sample,
         *,
         indicator: str | None = None,
-        decode: Mapping[str, arrow.Decode] | None = None,
+        decode: Mapping[str, Decode] | None = None,
         texts: bool = False,
     ) -> None:
         self.frame, self.indicator, self.session = frame, indicator, frame.sparkSession
@@ -81,8 +84,12 @@ class FrameSource(Source):
         self._found = resolve(frame, [*chain(*self._names), *([indicator] if indicator is not None else [])])
         fold = folded(self.session)
         known = {fold(name): function for name, function in (decode or {}).items()}
-        single = {place: fold(names[0]) for place, names in enumerate(self._names) if len(names) == 1}
-        self.decode = {place: known[name] for place, name in single.items() if name in known}
+        single = {place: names[0] for place, names in enumerate(self._names) if len(names) == 1}
+        self.decode = {
+            place: ArrowDecode(known[fold(name)], decodable(name, self._found[name]))
+            for place, name in single.items()
+            if fold(name) in known
+        }
         if indicator is not None:
             require_booleans(indicator, self._found[indicator].kind)
         self._texts = {
@@ -215,9 +222,9 @@ class FrameSource(Source):
         name = self.sample.names[place]
         if place not in self.decode:
             kind = numpy_type(field.dataType)
-            value = value.toArray() if hasattr(value, "toArray") else _as_on_executors(value)
+            value = value.toArray() if hasattr(value, "toArray") else plain(value)
             return first_value(name, value, kind)
-        found = arrow.decoded(_as_on_executors(value), name, "the first row", self.decode[place])
+        found = arrow.decoded(plain(value), name, "the first row", self.decode[place].function)
         return first_value(name, found)
 
     def num_partitions(self) -> int:
@@ -323,7 +330,7 @@ def column_of_predictions(
     stages: StageFactory,
     output: Shapes,
     head: OutputKind = AS_IT_IS,
-    decode: Mapping[int, arrow.Decode] | None = None,
+    decode: Mapping[int, Decode] | None = None,
 ) -> Any:
     """Return the function of Spark SQL that predicts from columns.
 
@@ -354,15 +361,6 @@ def _nested(shape: tuple[int, ...]) -> types.DataType:
     return kind
 
 
-def _as_on_executors(value: object) -> object:
-    """Convert a value that Spark collected to the form that Arrow gives executors."""
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if hasattr(value, "asDict"):
-        return {name: _as_on_executors(part) for name, part in value.asDict().items()}
-    return [_as_on_executors(part) for part in value] if isinstance(value, list) else value
-
-
 def require_free(frame: DataFrame, *names: str) -> None:
     """Require names for new columns that are distinct and that the DataFrame does not have yet.
 
@@ -390,7 +388,7 @@ def frame_source(
     columns: tuple[Any, ...],
     counts: Counts,
     indicator: str | None = None,
-    decode: Mapping[str, arrow.Decode] | None = None,
+    decode: Mapping[str, Decode] | None = None,
     *,
     texts: bool = False,
 ) -> FrameSource:

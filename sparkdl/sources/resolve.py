@@ -10,7 +10,7 @@ from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from sparkdl.data.arrays import HOMES, is_array
-from sparkdl.data.arrow import Decode
+from sparkdl.data.decoding import Decode
 from sparkdl.data.schema import Counts, Sample, Schema, Takes
 from sparkdl.errors import ConfigError
 from sparkdl.sources.base import ArraySource, RddSource, Source

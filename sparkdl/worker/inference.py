@@ -16,6 +16,7 @@ from sparkdl.core.tree import is_structure, leaves
 from sparkdl.core.vectors import LARGE, Array
 from sparkdl.data import arrow, blocks, spill
 from sparkdl.data.arrays import AnyRows
+from sparkdl.data.decoding import Decode
 from sparkdl.data.schema import Schema, as_pair
 from sparkdl.modeling.backends.choice import prepare_backend
 from sparkdl.modeling.classification import OutputKind, Shapes, classify
@@ -100,7 +101,7 @@ def predict_columns(
     *,
     output: Shapes,
     head: OutputKind,
-    decode: Mapping[int, arrow.Decode],
+    decode: Mapping[int, Decode],
 ) -> arrow.ArrowArray:
     """Return the predictions for Arrow arrays as one Arrow array; see ``PredictColumnsTask``."""
     shapes = list(output.values()) if isinstance(output, dict) else [output]
@@ -118,7 +119,7 @@ def predict_columns(
 
 
 def _arrays_of(
-    columns: Sequence[arrow.ArrowArray], job: InferenceJob, decode: Mapping[int, arrow.Decode]
+    columns: Sequence[arrow.ArrowArray], job: InferenceJob, decode: Mapping[int, Decode]
 ) -> Iterator[list[AnyRows]]:
     """Yield the arrays of a batch, a limited number of rows at a time, because decoding may enlarge rows."""
     count, wanted = len(columns[0]), job.schema.columns

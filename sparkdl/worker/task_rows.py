@@ -28,7 +28,7 @@ from sparkdl.transport import client
 from sparkdl.transport.exchange import Endpoint
 
 if TYPE_CHECKING:
-    from sparkdl.data.arrow import Decode
+    from sparkdl.data.decoding import Decode
 
 T = TypeVar("T")
 # A user's function of a worker's index and the number of workers, which returns arguments of Keras's fit.

@@ -36,7 +36,8 @@ from sparkdl.worker.task_rows import RddRows, RowFunction, TaskRows, computed, p
 from sparkdl.worker.user_code import Code
 
 if TYPE_CHECKING:  # these import pyarrow, or Keras, which needs the task's devices set up first
-    from sparkdl.data.arrow import Decode, RecordBatch
+    from sparkdl.data.arrow import RecordBatch
+    from sparkdl.data.decoding import Decode
     from sparkdl.modeling.classification import OutputKind, Shapes
     from sparkdl.worker.inference import InferenceJob
     from sparkdl.worker.train import TrainJob

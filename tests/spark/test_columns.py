@@ -1,14 +1,19 @@
 """Column names resolve as in Spark; a list of columns is one array, or the error names the valid types."""
 
+import datetime
+import decimal
+import zlib
+
 import keras
 import numpy as np
 import pytest
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.linalg import Matrices, Vectors
 from pyspark.sql import functions
 
 from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml import KerasEstimator, KerasTransformer
+from sparkdl.sources.dataframe import frame_source
 
 MASTERS = ("local", "connect")
 NUMBERS = np.random.default_rng(3).integers(1, 9, (40, 24)).astype("float32")
@@ -430,3 +435,65 @@ def test_whole_numbers_of_a_list_stay_exact(spark, kinds, dtype, ids):
     ]
     for rows in predicted:
         assert expected == rows.first()[0]
+
+
+LOCAL = datetime.datetime.fromtimestamp(1704164645)
+SQL = "timestamp'2024-01-02T03:04:05Z'"
+DECODED = {  # an expression of Spark SQL, or a value; and what the user's function gets
+    "map('a', 1, 'b', 2)": {"a": 1, "b": 2},
+    f"map('a', map(1, {SQL}))": {"a": {1: LOCAL}},
+    SQL: LOCAL,
+    f"array({SQL})": [LOCAL],
+    "timestamp_ntz'2024-01-02 03:04:05'": datetime.datetime(2024, 1, 2, 3, 4, 5),
+    "date'2024-01-02'": datetime.date(2024, 1, 2),
+    "cast(1.5 as decimal(9, 2))": decimal.Decimal("1.50"),
+    "binary('ab')": b"ab",
+    "array(binary('ab'), null)": [b"ab", None],
+    f"named_struct('a', 1, 't', {SQL}, 'm', map('k', binary('b')))": {"a": 1, "t": LOCAL, "m": {"k": b"b"}},
+    "interval '1' day": datetime.timedelta(days=1),
+    "'x'": "x",
+    "array(true, null)": [True, None],
+    "1.5D": 1.5,
+    "dense": Vectors.dense([1, 2]),
+    "sparse": Vectors.sparse(3, [1], [2.0]),
+    "matrix": Matrices.dense(2, 2, [1, 2, 3, 4]),
+    "wide": Matrices.sparse(2, 2, [0, 1, 2], [0, 1], [1.0, 2.0]),
+    "array(sparse)": [Vectors.sparse(3, [1], [2.0])],
+    "map('v', dense)": {"v": Vectors.dense([1, 2])},
+}
+
+
+def mark_of(value):
+    """Return a number that depends on a value's type and content."""
+    return zlib.crc32(repr(value).encode()) % (1 << 20)
+
+
+def test_decode_gets_the_same_values_everywhere(spark):
+    """A function of decode gets the values of Spark's rows, on executors too; structs are dicts."""
+    made = [(Vectors.dense([1, 2]), DECODED["sparse"], DECODED["matrix"], DECODED["wide"])]
+    frame = spark.createDataFrame(made * 2, ["dense", "sparse", "matrix", "wide"])
+    frame = frame.select(*(functions.expr(text).alias(f"c{i:02}") for i, text in enumerate(DECODED)))
+    names = dict(zip((f"c{i:02}" for i in range(len(DECODED))), DECODED.values(), strict=True))
+    inputs = {name: keras.Input((1,), name=name) for name in names}
+    model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
+    model.compile("sgd", "mse")
+    decode = dict.fromkeys(names, lambda value: np.array([zlib.crc32(repr(value).encode()) % (1 << 20)]))
+    columns = {name: name for name in names}
+
+    first = frame_source(frame, (columns,), (len(names),), decode=decode).peek()
+    rows = (
+        SparkModel(model).predict(frame, features_col=columns, decode=decode).select("prediction").collect()
+    )
+
+    expected = {text: mark_of(value) for text, value in DECODED.items()}
+    assert expected == dict(zip(DECODED, (int(value[0]) for value in first.values), strict=True))
+    for row in rows:
+        assert expected == dict(zip(DECODED, map(int, row[0]), strict=True))
+
+
+def test_intervals_of_months_cannot_be_decoded(spark):
+    """A column of intervals of months, which Spark cannot convert to Python, is refused by name."""
+    frame = spark.sql("select interval 1 month as since, map(1, make_interval(1)) as spans")
+    for name in ("since", "spans"):
+        with pytest.raises(ConfigError, match=f"column '{name}' whose values Spark can pass to Python"):
+            SparkModel(flat(1)).predict(frame, features_col=name, decode={name: np.array})
