@@ -19,13 +19,13 @@ from pyarrow import fs
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.blocks import UNKNOWN, Block, Keys, rows_per_block, scramble
-from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, row_of, share_of
+from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, remedy, row_of, share_of
 from sparkdl.data.decoding import Decode
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
 from sparkdl.errors import DataError
 from sparkdl.process.reasons import reason_of, text_of
 
-KEY, PART = "sparkdl_key", "sparkdl_part"
+KEY, PART, NULL = "sparkdl_key", "sparkdl_part", "sparkdl_null"
 ArrowArray: TypeAlias = pa.Array
 RecordBatch: TypeAlias = pa.RecordBatch
 ROWS_PER_BATCH = 10_000  # Spark's default maximum for an Arrow batch
@@ -319,31 +319,6 @@ def _vectors(values: pa.Array, column: Column, name_row: Callable[[int], str]) -
     return rows if column.sparse else rows.toarray()
 
 
-def remedy(column: str, kind: str, depth: int) -> str:
-    """Return advice on converting a column to numbers, as the end of a sentence; empty if there is none.
-
-    Args:
-        column: the column, as it is written in code.
-        kind: Spark's or Arrow's name for the type of its values, or of the elements of its arrays.
-        depth: the nesting depth of its arrays.
-    """
-
-    def cast(target: str) -> str:
-        return f'.cast("{"array<" * depth}{target}{">" * depth}")'
-
-    if kind.startswith("decimal"):
-        return f"with {column}{cast('double')}"
-    if kind.startswith(("date", "timestamp")):
-        return f"with {column}{cast('timestamp')}{cast('double')}"
-    if "string" in kind:
-        stage = "HashingTF" if depth else "StringIndexer"
-        return (
-            f"with pyspark.ml.feature.{stage} if it holds words or {column}{cast('double')} if it holds "
-            "numerals"
-        )
-    return ""
-
-
 def _null(column: Column, nulls: Array, name_row: Callable[[int], str]) -> DataError:
     return DataError(
         f"Expected no nulls in {column.name}; {name_row(int(np.argmax(nulls)))} is null or contains one. "
@@ -480,15 +455,35 @@ def open_for_writing(uri: str) -> pa.NativeFile:
     return system.open_output_stream(path, compression=None)
 
 
-def of_pandas(values: Any) -> pa.Array:
-    """Return a pandas Series as an Arrow array, or a DataFrame with the fields of vectors as structs."""
+def arrays_of_pandas(batch: Sequence[Any]) -> tuple[pa.Array, ...]:
+    """Return columns in pandas as Arrow arrays.
+
+    Args:
+        batch: the columns: Series, or DataFrames for structs. The last one may be a DataFrame that marks the
+            nulls of the others, since pandas represents a null among floats by NaN.
+    """
+    *columns, last = batch
+    if not hasattr(last, "columns") or not str(last.columns[0]).startswith(NULL):
+        return tuple(map(of_pandas, batch))
+    masks = (last[name].to_numpy(bool) for name in last.columns)
+    return tuple(map(of_pandas, columns, masks))
+
+
+def of_pandas(values: Any, nulls: Array | None = None) -> pa.Array:
+    """Return a pandas Series as an Arrow array, or a DataFrame with the fields of vectors as structs.
+
+    Args:
+        values: the Series or DataFrame. NaN is a number, and not a null.
+        nulls: a mask of the nulls; None: None in a Series of objects, and a DataFrame's rows without values.
+    """
     if hasattr(values, "columns"):
         parts = [of_pandas(values[name]) for name in values.columns]
-        missing = pa.array(values.isna().all(axis=1).to_numpy())
-        return pa.StructArray.from_arrays(parts, names=list(values.columns), mask=missing)
+        nulls = values.isna().all(axis=1).to_numpy() if nulls is None else nulls
+        return pa.StructArray.from_arrays(parts, names=list(values.columns), mask=pa.array(nulls))
     if values.dtype.kind == "f":
-        return pa.array(values.to_numpy(), from_pandas=False)  # keeps NaN, which is a number and not a null
-    return pa.array(values.map(lambda value: value.toArray() if hasattr(value, "toArray") else value))
+        return pa.array(values.to_numpy(), mask=nulls, from_pandas=False)
+    values = values.map(lambda value: value.toArray() if hasattr(value, "toArray") else value)
+    return pa.array(values, from_pandas=False)
 
 
 def to_pandas(values: pa.Array) -> Any:

@@ -326,6 +326,31 @@ def row_of(entry: int, counts: Array) -> int:
     return int(np.searchsorted(np.cumsum(counts), entry, side="right"))
 
 
+def remedy(column: str, kind: str, depth: int) -> str:
+    """Return advice on converting a column to numbers, as the end of a sentence; empty if there is none.
+
+    Args:
+        column: the column, as it is written in code.
+        kind: Spark's or Arrow's name for the type of its values, or of the elements of its arrays.
+        depth: the nesting depth of its arrays.
+    """
+
+    def cast(target: str) -> str:
+        return f'.cast("{"array<" * depth}{target}{">" * depth}")'
+
+    if kind.startswith("decimal"):
+        return f"with {column}{cast('double')}"
+    if kind.startswith(("date", "timestamp")):
+        return f"with {column}{cast('timestamp')}{cast('double')}"
+    if "string" in kind:
+        stage = "HashingTF" if depth else "StringIndexer"
+        return (
+            f"with pyspark.ml.feature.{stage} if it holds words or {column}{cast('double')} if it holds "
+            "numerals"
+        )
+    return ""
+
+
 def _of_objects(array: Array, dtype: str) -> Array:
     """Return an array of objects in a dtype, or as float64 if they do not fit an integer or boolean dtype.
 

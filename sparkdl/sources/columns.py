@@ -9,7 +9,7 @@ import numpy as np
 from pyspark import errors
 from pyspark.sql import Column, DataFrame, SparkSession, functions, types
 
-from sparkdl.data import arrow
+from sparkdl.data.column import remedy
 from sparkdl.errors import ConfigError
 
 
@@ -141,13 +141,21 @@ def numeric(name: str, found: Found) -> Column:
     if not isinstance(element, types.NumericType | types.BooleanType) or isinstance(
         element, types.DecimalType
     ):
-        convert = arrow.remedy(f'df["{name}"]', element.simpleString(), depth)
+        convert = remedy(f'df["{name}"]', element.simpleString(), depth)
         raise ConfigError(
             f"Expected column {name!r} to hold numbers, arrays of numbers or vectors; it holds "
             f"{kind.simpleString()}. {f'Convert it first, {convert}, or pass' if convert else 'Pass'} "
             f'decode={{"{name}": function}} with a function that converts a value to an array.'
         )
     return column
+
+
+def contains_null(column: Column, kind: types.DataType) -> Column:
+    """Return a condition on a column of numbers or arrays: a value is null, or an array with a null in it."""
+    if not isinstance(kind, types.ArrayType):
+        return column.isNull()
+    inner = kind.elementType
+    return column.isNull() | functions.exists(column, lambda element: contains_null(element, inner))
 
 
 def decodable(name: str, found: Found) -> types.DataType:

@@ -24,6 +24,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.modeling.classification import AS_IT_IS, ClassPredictions, OutputKind, Shapes
 from sparkdl.sources.base import Action, MakeAction, NoRowsError, Source, first_value
 from sparkdl.sources.columns import (
+    contains_null,
     decodable,
     depth_of,
     folded,
@@ -153,7 +154,17 @@ class FrameSource(Source):
             for place, names in enumerate(self._names)
             if place not in self.decode and any(is_vector(self._found[name].kind) for name in names)
         ]
-        return self._select(sparse=vectors)
+        columns = self._select(sparse=vectors)
+        if jobs.passes_arrow():
+            return columns
+        # pandas represents a null in an array of floats by NaN, so the whole array becomes null.
+        kinds = [field.dataType for field in self.frame.select(*columns).schema.fields]
+        return [
+            functions.when(contains_null(column, kind), functions.lit(None)).otherwise(column)
+            if isinstance(kind, types.ArrayType)
+            else column
+            for column, kind in zip(columns, kinds, strict=True)
+        ]
 
     def _select(self, raw: bool = False, sparse: Sequence[int] = ()) -> list[SqlColumn]:
         """Return the columns as numbers and arrays.

@@ -375,20 +375,33 @@ def column_function(stage: Stage[Any], kind: types.DataType) -> Any:
         )
 
         whole = (batch if isinstance(batch, tuple) else (batch,) for batch in batches)
-        for values in run(tuple(map(arrow.of_pandas, batch)) for batch in whole):
+        for values in run(arrow.arrays_of_pandas(batch) for batch in whole):
             yield arrow.to_pandas(values)
 
-    if hasattr(functions, "arrow_udf"):  # since Spark 4.1
+    if passes_arrow():
         arrays = Iterator[arrow.ArrowArray]
         on_arrow.__annotations__ = {"batches": arrays, "return": arrays}
-        return functions.arrow_udf(on_arrow, kind)
+        return functions.arrow_udf(on_arrow, kind)  # type: ignore[attr-defined]
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
     structs, series = Iterator[pd.DataFrame], Iterator[pd.Series]
     given = structs if isinstance(kind, types.StructType) else series
     on_pandas.__annotations__ = {"batches": series, "return": given}
-    return pandas_udf(on_pandas, kind)  # type: ignore[call-overload]
+    predict = pandas_udf(on_pandas, kind)  # type: ignore[call-overload]
+
+    @functools.wraps(predict)  # with the attributes that spark.udf.register reads
+    def with_nulls(*columns: Any) -> Any:
+        given = [functions.col(each) if isinstance(each, str) else each for each in columns]
+        nulls = [each.isNull().alias(f"{arrow.NULL}_{place}") for place, each in enumerate(given)]
+        return predict(*given, functions.struct(*nulls))
+
+    return with_nulls
+
+
+def passes_arrow() -> bool:
+    """Return True if column functions get Arrow arrays, as since Spark 4.1; before, they get pandas."""
+    return hasattr(functions, "arrow_udf")
 
 
 def collect(frame: DataFrame) -> list[Row]:

@@ -497,3 +497,29 @@ def test_intervals_of_months_cannot_be_decoded(spark):
     for name in ("since", "spans"):
         with pytest.raises(ConfigError, match=f"column '{name}' whose values Spark can pass to Python"):
             SparkModel(flat(1)).predict(frame, features_col=name, decode={name: np.array})
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("interface", ["arrow", "pandas"])
+def test_nan_is_predicted_and_a_null_is_named(spark, monkeypatch, interface):
+    """NaN gives a prediction and a null an error, also if Spark passes columns as pandas, as before 4.1."""
+    if interface == "pandas":
+        monkeypatch.delattr(functions, "arrow_udf")
+    nan = float("nan")
+    frame = spark.createDataFrame([(1.0, [1.0, 2.0], 3)], "a double, v array<double>, n int")
+    table = frame.unionByName(spark.createDataFrame([(nan, [nan, 2.0], 4)], frame.schema)).coalesce(1)
+    nulls = spark.createDataFrame([(None, [None, 2.0], None)], frame.schema)
+    bad = frame.unionByName(nulls).coalesce(1)
+    for columns, size in ((["a"], 1), (["n"], 1), (["v"], 2), (["a", "n"], 2), (["a", "v"], 3)):
+        model = SparkModel(flat(size))
+        found = model.predict(table, features_col=columns).select("prediction").collect()
+        assert 2 == len(found)
+        predicted = np.array(found[1][0], float)  # pandas turns a NaN that is predicted into a null
+        assert (columns != ["n"]) == np.isnan(predicted).any()
+        with pytest.raises(Exception, match=f"Expected no nulls in {', '.join(columns)}; row 1 of a batch"):
+            model.predict(bad, features_col=columns).collect()
+    for columns in (["a"], ["a", "n"]):
+        with pytest.raises(Exception, match="Expected no nulls in .*; row 1 of a batch is null"):
+            bad.select(predict_udf(flat(len(columns)))(*columns)).collect()
+    spark.udf.register("flat_of_two", predict_udf(flat(2)))
+    assert [1.0, 3.0] == frame.selectExpr("flat_of_two(a, n)").first()[0]

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 from vectors import VECTORS, dense, sparse
 
-from sparkdl.data.arrow import KEY, PART, blocks_of_batches, column_array, of_pandas, to_pandas
+from sparkdl.data.arrow import (
+    KEY,
+    PART,
+    arrays_of_pandas,
+    blocks_of_batches,
+    column_array,
+    of_pandas,
+    to_pandas,
+)
 from sparkdl.data.blocks import UNKNOWN
 from sparkdl.data.column import Column, axis_of
 from sparkdl.errors import DataError
@@ -149,6 +157,18 @@ def test_pandas_nan_is_a_number_and_a_null_vector_is_null():
     assert (0, 2) == column_array(
         of_pandas(pd.Series([], dtype=object)), Column("x", (2,), "float32"), str
     ).shape
+
+
+def test_marks_tell_nulls_from_nan_in_pandas():
+    """A last column of marks makes nulls of the floats that pandas represents by NaN; NaN stays a number."""
+    marks = pd.DataFrame({"sparkdl_null_0": [True, False, False], "sparkdl_null_1": [False, True, False]})
+    numbers, arrays = pd.Series([np.nan, np.nan, 1.0]), pd.Series([np.array([np.nan]), None, np.array([2.0])])
+
+    found = arrays_of_pandas((numbers, arrays, marks))
+
+    assert [[True, False, False], [False, True, False]] == [each.is_null().to_pylist() for each in found]
+    assert found[1].flatten().null_count == 0
+    assert 0 == arrays_of_pandas((numbers,))[0].null_count
 
 
 def test_structs_are_frames_of_pandas():
