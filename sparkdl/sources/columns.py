@@ -95,13 +95,15 @@ def _unresolved(frame: DataFrame, name: str, error: Exception) -> ConfigError:
 def stored(name: str, found: Found) -> Column:
     """Return a column of vectors or arrays as structs.
 
-    The fields are those in which Spark stores a vector: type, size, indices and values.
+    The fields are those in which Spark stores a vector: type, size, indices and values. Arrays with a null in
+    them become null.
     """
     if is_vector(found.kind):
         return functions.unwrap_udt(found.column)
     from pyspark.ml.functions import array_to_vector
 
-    return functions.unwrap_udt(array_to_vector(numeric(name, found)))
+    column = numeric(name, found)
+    return functions.unwrap_udt(functions.when(~contains_null(column, found.kind), array_to_vector(column)))
 
 
 def is_vector(kind: types.DataType) -> bool:
@@ -134,7 +136,7 @@ def numeric(name: str, found: Found) -> Column:
     if is_vector(kind):
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(column, "float32")
+        return functions.when(column.isNotNull(), vector_to_array(column, "float32"))
     element, depth = kind, 0
     while isinstance(element, types.ArrayType):
         element, depth = element.elementType, depth + 1

@@ -12,9 +12,10 @@ import functools
 import gzip
 import io
 import itertools
+import math
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pyspark import TaskContext
@@ -32,6 +33,7 @@ from sparkdl.tfrecords.records import Record, Value
 WHOLE = types.LongType, types.IntegerType, types.ShortType, types.ByteType, types.BooleanType
 LIMITS = dict(zip(WHOLE, (1 << 63, 1 << 31, 1 << 15, 1 << 7, 0), strict=True))  # booleans take only 0 and 1
 REAL = types.FloatType, types.DoubleType
+FLOAT_LIMIT = 2.0**128 - 2.0**103  # the least number that rounds to an infinite 32-bit float
 TEXT = types.StringType, types.BinaryType
 ORDER = {"int64": 0, "float": 1, "bytes": 2}  # float covers int64; bytes do not mix with numbers
 INFERRED = {"int64": types.LongType(), "float": types.FloatType(), "bytes": types.BinaryType()}
@@ -243,14 +245,19 @@ def write_tfrecords(
     Raises:
         ConfigError: a column has a type that records cannot hold, the compression is unknown, or the session
             is one of Spark Connect.
-        DataError: an array has a null in it, or Spark cannot compute or write the rows.
+        DataError: an array has a null in it, a number is beyond the range of 32-bit floats, or Spark cannot
+            compute or write the rows.
         FileExistsError: the folder exists, and ``overwrite`` is False.
         OSError: a folder cannot be created, moved or removed.
     """
     if compression not in ("", "gzip"):
         raise ConfigError(f'compression should be "" or "gzip"; got {compression!r}.')
-    frame = frame.select([_writable(field) for field in frame.schema.fields])
-    for field in frame.schema.fields:
+    names = frame.columns
+    # mapInArrow looks columns up by name, and fails on a backtick.
+    frame = frame.select([_writable(field).alias(f"c{i}") for i, field in enumerate(frame.schema.fields)])
+    kinds = (field.dataType for field in frame.schema.fields)
+    fields = [types.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    for field in fields:
         _kind_of(field, sequences=sequences)
     context = (cluster := application_of(frame.sparkSession)).context
     if files.exists(path, context=context, of_spark=True) and not overwrite:
@@ -260,7 +267,7 @@ def write_tfrecords(
     part = functools.partial(
         _write_part,
         folder=f"{files.qualified(made, context=context)}/_temporary",
-        fields=frame.schema.fields,
+        fields=fields,
         sequences=sequences,
         packed=compression == "gzip",
     )
@@ -297,7 +304,7 @@ def _write_part(
         for batch in batches:
             for row in batch.to_pylist():
                 place = f"row {next(counter)} of partition {context.partitionId()}"
-                yield records.serialize(_to_record(row, fields, place, sequences=sequences))
+                yield records.serialize(_to_record(row.values(), fields, place, sequences=sequences))
 
     with arrow.open_for_writing(f"{folder}/{name}") as file:
         if packed:
@@ -310,21 +317,18 @@ def _write_part(
 
 def _writable(field: types.StructField) -> Column:
     """Return a column; vectors become arrays."""
-    column = functions.col(f"`{field.name}`")
+    column = functions.col(f"`{field.name.replace('`', '``')}`")
     if type(field.dataType).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(column, "float32").alias(field.name)
+        return functions.when(column.isNotNull(), vector_to_array(column))
     return column
 
 
-def _to_record(
-    row: dict[str, Any], fields: list[types.StructField], place: str, *, sequences: bool
-) -> Record:
+def _to_record(row: Iterable[Any], fields: list[types.StructField], place: str, *, sequences: bool) -> Record:
     features: dict[str, list[Value]] = {}
     lists: dict[str, list[list[Value]]] = {}
-    for field in fields:
-        value = row[field.name]
+    for field, value in zip(fields, row, strict=True):
         if value is None:
             continue
         make, kind = _plain(field), field.dataType
@@ -340,6 +344,11 @@ def _to_record(
                 f"The column {field.name!r} has a null in an array of {place}, which a record cannot hold. "
                 f'Fill or remove it first, for example with functions.array_compact("{field.name}").'
             ) from None
+        except OverflowError as error:
+            raise DataError(
+                f"The column {field.name!r} has {error} in {place}, which is beyond the range of the 32-bit "
+                "floats that a record holds. Scale the column first."
+            ) from None
     return Record(features, lists if sequences else None)
 
 
@@ -350,4 +359,16 @@ def _plain(field: types.StructField) -> Callable[[Any], Value]:
         kind = kind.elementType
     if isinstance(kind, types.StringType):
         return str.encode
-    return int if isinstance(kind, WHOLE) else float if isinstance(kind, REAL) else bytes
+    return int if isinstance(kind, WHOLE) else _real if isinstance(kind, REAL) else bytes
+
+
+def _real(value: Any) -> float:
+    """Return a number as a float.
+
+    Raises:
+        OverflowError: it is finite, but rounds to an infinite 32-bit float.
+    """
+    number = float(value)
+    if FLOAT_LIMIT <= abs(number) < math.inf:
+        raise OverflowError(str(number))
+    return number

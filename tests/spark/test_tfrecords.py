@@ -5,6 +5,7 @@ import io
 
 import pyarrow as pa
 import pytest
+from pyspark.ml.linalg import Vectors
 from pyspark.sql import types
 
 from sparkdl import SparkModel
@@ -224,6 +225,32 @@ def test_a_column_that_does_not_fit_ends_the_job_that_reads_it(spark, tmp_path):
     message = "Expected string for the column 'odd'; record 1 of .*tfrecord has bytes that are not UTF-8"
     with pytest.raises(Exception, match=message):
         read_tfrecords(str(tmp_path / "t"), "odd string").collect()
+
+
+@writes
+@pytest.mark.one_case
+def test_a_null_vector_is_left_out_of_its_record(spark, tmp_path):
+    """A vector that is null is left out of its record, and a column's name may contain a backtick."""
+    rows = [(1, Vectors.dense([0.5, 2.0])), (2, None), (3, Vectors.sparse(2, [1], [4.0]))]
+
+    write_tfrecords(spark.createDataFrame(rows, ["id", "a`b"]), str(tmp_path / "t"))
+
+    found = read_tfrecords(str(tmp_path / "t"), "id bigint, `a``b` array<float>")
+    assert [(1, [0.5, 2.0]), (2, None), (3, [0.0, 4.0])] == as_tuples(found)
+
+
+@writes
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    "value", [1e300, pytest.param([1.0, -1e39], marks=pytest.mark.whole), Vectors.dense([3.5e38])]
+)
+def test_a_double_that_no_record_holds_is_named(spark, tmp_path, value):
+    """A double beyond the range of 32-bit floats is refused with its column and row; Inf is written."""
+    frame = spark.createDataFrame([(value,)], ["far"]).coalesce(1)
+
+    with pytest.raises(DataError, match="The column 'far' has .* in row 0 of partition 0, .* of the 32-bit"):
+        write_tfrecords(frame, str(tmp_path / "t"))
+    assert 1 == write_tfrecords(spark.createDataFrame([(float("-inf"),)], ["far"]), str(tmp_path / "t"))
 
 
 @pytest.mark.whole
