@@ -28,8 +28,10 @@ from sparkdl.process.reasons import reason_of, text_of
 KEY, PART, NULL = "sparkdl_key", "sparkdl_part", "sparkdl_null"
 ArrowArray: TypeAlias = pa.Array
 RecordBatch: TypeAlias = pa.RecordBatch
+DECODE_INSTEAD = "or predict with decode, as in SparkModel.predict and KerasTransformer"
 ROWS_PER_BATCH = 10_000  # Spark's default maximum for an Arrow batch
 PIECE = 8 << 20  # maximum bytes of one row; a larger row may not fit into Spark Connect's messages
+VECTOR_FIELDS = {"type", "size", "indices", "values"}
 ARROW_TYPES = {
     "bigint": "int64",
     "int": "int32",
@@ -68,7 +70,7 @@ def column_array(
         return column.of((), "a batch")
     if decode is not None:
         return _decoded(values, column, name_row, decode)
-    if pa.types.is_struct(values.type) and not column.texts:
+    if _is_vector(values.type) and not column.texts:
         return _vectors(values, column, name_row)
     flat = _flat_values(values, column, name_row)
     if column.texts:
@@ -198,7 +200,7 @@ def _with_zeros(rows: AnyRows) -> Array:
 def _shape_of_first(values: pa.Array) -> tuple[int, ...]:
     """Return the shape of an Arrow column's first row; for ragged arrays, its number of values."""
     first = values.slice(0, 1)
-    if pa.types.is_struct(first.type):
+    if _is_vector(first.type):
         _, size, _, numbers = first.flatten()
         return (int(size[0].as_py() if size[0].is_valid else len(numbers.flatten())),)
     shape: tuple[int, ...] = ()
@@ -207,6 +209,10 @@ def _shape_of_first(values: pa.Array) -> tuple[int, ...]:
         first = first.flatten()
         shape = (*shape, int(lengths[0]) if len(lengths) else 0)
     return shape if prod(shape) == len(first) else (len(first),)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and {field.name for field in kind} == VECTOR_FIELDS
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -237,7 +243,7 @@ def _require_numbers(kind: pa.DataType, column: Column, name_row: Callable[[int]
         element, depth = element.value_type, depth + 1
     known = pa.types.is_boolean(element) or pa.types.is_integer(element) or pa.types.is_floating(element)
     if not known and not pa.types.is_null(element):
-        convert = remedy("column", str(element), depth) or "or pass another one"
+        convert = remedy("column", str(element), depth) or DECODE_INSTEAD
         raise DataError(
             f"Expected {column.name} to hold numbers, arrays of numbers or vectors; {name_row(0)} has "
             f"{kind}. Convert the column first, {convert}."

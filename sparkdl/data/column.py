@@ -23,6 +23,7 @@ from sparkdl.errors import ConfigError, DataError
 T = TypeVar("T")
 Values = Sequence[object]  # the user's values, one per row
 TEXT_BYTES = 256  # minimum estimate of a row's strings, in bytes: those of the first row may be short
+TEXTS = "string", "large_string", "string_view"  # Spark's and Arrow's types of strings
 LISTS = (
     "The columns in a list may hold numbers, vectors and one-dimensional arrays, which are concatenated in "
     "order, or arrays of equal shape, which are stacked along the first or the last dimension of the "
@@ -342,7 +343,7 @@ def remedy(column: str, kind: str, depth: int) -> str:
         return f"with {column}{cast('double')}"
     if kind.startswith(("date", "timestamp")):
         return f"with {column}{cast('timestamp')}{cast('double')}"
-    if "string" in kind:
+    if kind in TEXTS or kind.startswith(("char(", "varchar(", "string collate ")):
         stage = "HashingTF" if depth else "StringIndexer"
         return (
             f"with pyspark.ml.feature.{stage} if it holds words or {column}{cast('double')} if it holds "

@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions, types
 
 from sparkdl.data import arrow
 from sparkdl.data.arrow import RecordBatch
+from sparkdl.data.column import remedy
 from sparkdl.errors import ConfigError, DataError, short
 from sparkdl.process import interrupts
 from sparkdl.spark import files, jobs
@@ -174,10 +175,28 @@ def _kind_of(field: types.StructField, *, sequences: bool) -> str:
             return name
     raise ConfigError(
         f"The column {field.name!r} is {field.dataType.simpleString()}; a record holds numbers, strings, "
-        "binary values and arrays of these, and with sequences=True arrays of arrays. Cast the column "
-        f'first, for example with df["{field.name}"].cast("double"), or change its type in the '
-        "schema that you pass to read_tfrecords."
+        "binary values and arrays of these, and with sequences=True arrays of arrays. "
+        f"{_advice(field.name, kind, depth)}, or change its type in the schema that you pass to "
+        "read_tfrecords."
     )
+
+
+def _advice(name: str, kind: types.DataType, depth: int) -> str:
+    """Return advice on converting a column to one that a record can hold, as a clause.
+
+    Args:
+        name: its name.
+        kind: the type of its values, or of the elements of its arrays.
+        depth: the nesting depth of its arrays.
+    """
+    convert = remedy(f'df["{name}"]', kind.simpleString(), depth)
+    if isinstance(kind, (*WHOLE, *REAL, *TEXT)):
+        return "Pass sequences=True" if depth == 2 else "Flatten the arrays first, with functions.flatten"
+    if isinstance(kind, types.StructType):
+        return "Select the fields of the struct as columns first"
+    if isinstance(kind, types.MapType):
+        return "Split the map first into arrays, with functions.map_keys and functions.map_values"
+    return f"Convert the column first{', ' * bool(convert)}{convert}"
 
 
 def _infer(found: DataFrame, cluster: SparkApplication, *, sequences: bool) -> types.StructType:

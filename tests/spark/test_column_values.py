@@ -13,6 +13,7 @@ from pyspark.sql import functions
 from sparkdl import SparkModel, predict_udf
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.ml import KerasTransformer
+from sparkdl.sources.columns import Found, numeric
 from sparkdl.sources.dataframe import frame_source
 
 MASTERS = ("local", "connect")
@@ -177,3 +178,25 @@ def test_a_null_vector_is_named_by_its_row(spark, columns, vector):
             DataError, match=f"Expected no nulls in {', '.join(columns)}; row 2 of partition 0"
         ):
             call(table, **names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "string",
+            "holds string. Convert it first, with pyspark.ml.feature.StringIndexer .*, or pass decode",
+        ),
+        ("array<string>", "Convert it first, with pyspark.ml.feature.HashingTF .*, or pass decode="),
+        ("date", r'first, with df\["c"\].cast\("timestamp"\).cast\("double"\), or pass decode='),
+        ("struct<origin: string, data: binary>", "holds struct<origin:string,data:binary>. Pass decode="),
+        ("array<struct<a: string>>", "Pass decode="),
+        ("map<string, int>", "Pass decode="),
+        ("binary", "Pass decode="),
+    ],
+)
+def test_advice_fits_the_type_of_a_column(spark, kind, words):
+    """Only strings are to be indexed or cast; a struct, a map or a binary value needs decode."""
+    column = spark.sql(f"select cast(null as {kind}) as c").schema["c"]
+    with pytest.raises(ConfigError, match=words):
+        numeric("c", Found(functions.col("c"), column.dataType))

@@ -274,9 +274,19 @@ def test_a_null_within_an_array_is_named(spark, tmp_path):
 def test_what_no_record_holds_is_refused_before_a_job(spark, tmp_path, jobs):
     """Decimals, timestamps and maps are refused before any job; truncated files fail in the job."""
     before = jobs()
-    for kind in ("decimal(3,1)", "timestamp", "map<string,int>"):
+    cases = {
+        "decimal(3,1)": r'with df\["odd"\]\.cast\("double"\)',
+        "array<decimal(3,1)>": r'with df\["odd"\]\.cast\("array<double>"\)',
+        "date": r'with df\["odd"\]\.cast\("timestamp"\)\.cast\("double"\)',
+        "timestamp": r'with df\["odd"\]\.cast\("timestamp"\)\.cast\("double"\)',
+        "struct<a: string>": "Select the fields of the struct as columns",
+        "map<string, int>": "Split the map first into arrays, with functions.map_keys and functions.map_val",
+        "array<array<int>>": "Pass sequences=True",
+        "array<array<array<int>>>": "Flatten the arrays first",
+    }
+    for kind, words in cases.items():
         schema = types.StructType.fromDDL(f"odd {kind}")
-        with pytest.raises(ConfigError, match="The column 'odd' is .* Cast the column first"):
+        with pytest.raises(ConfigError, match=f"The column 'odd' is .* {words}"):
             read_tfrecords(str(tmp_path), schema)
     with pytest.raises(ConfigError, match="compression should be"):
         write_tfrecords(spark.range(1), str(tmp_path / "t"), compression="zip")

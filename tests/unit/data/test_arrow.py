@@ -58,6 +58,9 @@ BAD = [
 ]
 
 
+DECODE = "or predict with decode, as in SparkModel.predict and KerasTransformer."
+
+
 @pytest.mark.parametrize(
     ("values", "remedy"),
     [
@@ -65,7 +68,10 @@ BAD = [
         ([date(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
         ([datetime(2026, 11, 24)], 'with column.cast("timestamp").cast("double").'),
         ([["a"]], 'with pyspark.ml.feature.HashingTF if it holds words or column.cast("array<double>") if'),
-        ([b"a"], "or pass another one."),
+        ([b"a"], DECODE),
+        ([{"origin": "a.png", "data": b"a"}], DECODE),
+        ([[{"origin": "a.png"}]], DECODE),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), DECODE),
     ],
 )
 def test_what_is_no_number_is_named_with_what_to_do(values, remedy):
@@ -169,6 +175,14 @@ def test_marks_tell_nulls_from_nan_in_pandas():
     assert [[True, False, False], [False, True, False]] == [each.is_null().to_pylist() for each in found]
     assert found[1].flatten().null_count == 0
     assert 0 == arrays_of_pandas((numbers,))[0].null_count
+
+
+def test_a_struct_in_a_list_of_columns_is_named():
+    """A struct that is not a vector is named in a list of columns too."""
+    parts = [pa.array([1.0]), pa.array([{"origin": "a.png"}])]
+
+    with pytest.raises(DataError, match="Expected a, b to hold numbers, .*struct.*or predict with decode"):
+        column_array(parts, Column("a, b", (2,), "float32", parts=2), str)
 
 
 def test_structs_are_frames_of_pandas():
