@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from sparkdl.core.vectors import Array
 from sparkdl.data.arrays import AnyRows
-from sparkdl.data.blocks import UNKNOWN, Block, Keys, rows_per_block, scramble
+from sparkdl.data.blocks import TRAINING, UNKNOWN, Block, Keys, rows_per_block, scramble
 from sparkdl.data.column import LISTS, Column, as_array, axis_of, joined, part_shape, remedy, row_of, share_of
 from sparkdl.data.decoding import Decode
 from sparkdl.data.sparse import SparseRows, TextRows, entry_of
@@ -350,20 +350,20 @@ def _per_row(counts: Array, lengths: Array) -> Array:
 
 def blocks_of_batches(
     batches: Iterable[pa.RecordBatch],
-    columns: Sequence[Column],
+    columns: Mapping[int, Sequence[Column]],
     seed: int | None,
     decode: Mapping[int, Decode] | None = None,
 ) -> Iterator[Block]:
     """Yield the rows of Arrow batches as blocks.
 
     Args:
-        batches: record batches with the columns that form each entry of ``columns``, then key and part.
-        columns: the expected columns.
+        batches: record batches with the columns that form each expected column, then key and part.
+        columns: the expected columns of each part.
         seed: the seed of the rows' order; None keeps the order of the keys.
         decode: functions that convert values to arrays, by the index of the column.
     """
     decode = decode or {}
-    for batch in _parts(batches, rows_per_block(columns)) if decode else batches:
+    for batch in _parts(batches, rows_per_block(columns[TRAINING])) if decode else batches:
         keys = batch.column(batch.schema.get_field_index(KEY)).to_numpy().astype(np.uint64)
         parts = batch.column(batch.schema.get_field_index(PART)).to_numpy()
         if (parts == UNKNOWN).any():
@@ -371,21 +371,17 @@ def blocks_of_batches(
             raise DataError(
                 f"Expected True or False in the column that marks validation rows; {row} has null."
             )
-        name_row = functools.partial(_name_row, keys)
-        arrays = tuple(
-            column_array(values, column, name_row, decode.get(index))
-            for index, (values, column) in enumerate(
-                zip(grouped(batch.columns[:-2], columns), columns, strict=True)
-            )
-        )
-        if seed is not None:
-            keys = scramble(keys, seed)
         for part in np.unique(parts).tolist():
             mask = parts == part
-            if mask.all():
-                yield Block(keys, part, arrays)
-            else:
-                yield Block(keys[mask], part, tuple(array[mask] for array in arrays))
+            values = batch.columns[:-2] if mask.all() else batch.filter(pa.array(mask)).columns[:-2]
+            own = keys[mask]
+            arrays = tuple(
+                column_array(value, column, functools.partial(_name_row, own), decode.get(index))
+                for index, (value, column) in enumerate(
+                    zip(grouped(values, columns[part]), columns[part], strict=True)
+                )
+            )
+            yield Block(own if seed is None else scramble(own, seed), part, arrays)
 
 
 def _parts(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:

@@ -8,9 +8,11 @@ x, y and sample weights. All other rows are checked against the schema wherever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sparkdl.core.tree import Template, assemble, flatten, leaves, paths, template_of
 from sparkdl.core.vectors import Array
@@ -44,10 +46,12 @@ class Schema:
         columns: the columns of x, then of y, then of the sample weights.
         form: the structure of a row: (x, y) or (x, y, sample_weight), or (x,) to predict and for models
             without labels. Each part is the index of a column, or a structure of such indices.
+        held_dtypes: the dtypes of the columns in validation rows; empty: as in training rows.
     """
 
     columns: tuple[Column, ...]
     form: tuple[Template, ...]
+    held_dtypes: tuple[str, ...] = ()
 
     @cached_property
     def labelled(self) -> bool:
@@ -78,8 +82,24 @@ class Schema:
         """
         return Schema((*self.columns, *other.weights), (*self.form, *other.form[2:]))
 
+    @cached_property
+    def held_out(self) -> Schema:
+        """The schema of the validation rows of a fit with this schema."""
+        dtypes = (*self.held_dtypes, *(column.dtype for column in self.columns[len(self.held_dtypes) :]))
+        pairs = zip(self.columns, dtypes, strict=True)
+        return Schema(tuple(replace(column, dtype=dtype) for column, dtype in pairs), self.form)
+
+    def with_held(self, held: Schema) -> Schema:
+        """Return the schema of a fit: with the weights and dtypes of validation rows, as from ``held``."""
+        whole = self if self.weights else self.with_weights(held)
+        dtypes = tuple(column.dtype for column in held.without_weights().columns)
+        same = dtypes == tuple(column.dtype for column in self.without_weights().columns)
+        return replace(whole, held_dtypes=() if same else dtypes)
+
     def held(self, other: Schema) -> Schema:
         """Return the schema of validation rows: x and y of this schema, with the other's sample weights.
+
+        As in Keras, where this schema has integers, validation rows may have floats or other integers.
 
         Raises:
             DataError: the validation rows have a different x or y, or weights of a different form.
@@ -97,13 +117,20 @@ class Schema:
                     f"validation_data should have {ours.name} of shape {ours.shape}, as in the training "
                     f"rows; got {given.shape}."
                 )
+            if ours.texts != given.texts:
+                kinds = ("strings", "numbers") if ours.texts else ("numbers", "strings")
+                raise DataError(
+                    f"validation_data should have {kinds[0]} for {ours.name}, as in the training rows; got "
+                    f"{kinds[1]}."
+                )
         if self.weights and other.weights and _form_of(self) != _form_of(other):
             raise DataError(
                 "validation_data should have the sample weights of the training rows "
                 f"({', '.join(f'{c.name} of shape {c.shape}' for c in self.weights)}); got "
                 f"{', '.join(f'{c.name} of shape {c.shape}' for c in other.weights)}."
             )
-        return mine.with_weights(other)
+        columns = tuple(map(_held_column, mine.columns, theirs.columns))
+        return Schema(columns, mine.form).with_weights(other)
 
     def flatten(self, row: object, place: str, index: int) -> tuple[Any, ...]:
         """Return the values of a row, one per column.
@@ -124,6 +151,19 @@ class Schema:
         """Return a batch from the arrays of some rows, one per column."""
         whole = [array.toarray() if isinstance(array, SparseRows) else array for array in arrays]
         return Batch(*assemble(self.template, whole))
+
+
+def _held_column(ours: Column, given: Column) -> Column:
+    """Return a column of validation rows: the training rows' column, with a dtype that holds both integers.
+
+    If the training rows have floats, validation rows become floats too.
+    """
+    if ours.texts or np.dtype(ours.dtype).kind == "f":
+        return ours
+    common = np.result_type(ours.dtype, given.dtype)
+    dtype = given.dtype if common.kind == "f" else common.name
+    words = " of the validation rows"
+    return replace(ours, name=ours.name.removesuffix(words) + words, dtype=dtype)
 
 
 def _form_of(schema: Schema) -> tuple[tuple[Template, ...], list[tuple[int, ...]]]:

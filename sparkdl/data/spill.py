@@ -33,7 +33,7 @@ from sparkdl.core.vectors import Array, aligned, as_bytes
 from sparkdl.data.arrays import AnyRows
 from sparkdl.data.batch import Batch
 from sparkdl.data.batch_plan import MIXED, Integers
-from sparkdl.data.blocks import EMPTY, Block, Keys, scramble, select
+from sparkdl.data.blocks import EMPTY, VALIDATION, Block, Keys, scramble, select
 from sparkdl.data.column import Column
 from sparkdl.data.fingerprint import NOTHING, Fingerprint, fingerprint, total
 from sparkdl.data.schema import Schema
@@ -174,9 +174,12 @@ class SpillFile:
             return False
         self.empty, self.fingerprint = values["empty"], Fingerprint.of(values["fingerprint"])
         for part, (count, in_order) in values["piles"]:
-            pile = self._piles[part] = _Pile(self.schema, self._directory, self._prefix(part), "r+b")
+            pile = self._piles[part] = _Pile(self._schema(part), self._directory, self._prefix(part), "r+b")
             pile.count, pile.sorted = count, in_order
         return True
+
+    def _schema(self, part: int) -> Schema:
+        return self.schema.held_out if part == VALIDATION else self.schema
 
     def _prefix(self, part: int) -> str | None:
         return None if self._folder is None else os.path.join(self._folder, str(part))
@@ -209,29 +212,31 @@ class SpillFile:
 
     def _pile(self, part: int) -> _Pile:
         if part not in self._piles:
-            self._piles[part] = _Pile(self.schema, self._directory, self._prefix(part))
+            self._piles[part] = _Pile(self._schema(part), self._directory, self._prefix(part))
         return self._piles[part]
 
     def rows(self, part: int) -> Rows:
         """Return the rows of one part, memory-mapped, and close the files."""
-        pile = self._pile(part)
+        pile, schema = self._pile(part), self._schema(part)
         keys, columns = pile.mapped()
-        row = max(INDEX_BYTES, sum(column.nbytes for column in (KEY, *self.schema.columns)))
+        row = max(INDEX_BYTES, sum(column.nbytes for column in (KEY, *schema.columns)))
         buckets = -(-pile.count * row * MIXED // self._memory)
         if pile.sorted and (buckets <= MIXED or self._seed is None):
-            return Rows(tuple(columns), self.schema)
+            return Rows(tuple(columns), schema)
         if buckets <= MIXED:
-            return Rows(tuple(columns), self.schema, np.argsort(keys, kind="stable"))
-        return self._moved(keys, columns, buckets, max(1, self._memory // MIXED // row))
+            return Rows(tuple(columns), schema, np.argsort(keys, kind="stable"))
+        return self._moved(schema, keys, columns, buckets, together=max(1, self._memory // MIXED // row))
 
-    def _moved(self, keys: Keys, columns: list[AnyRows], buckets: int, together: int) -> Rows:
+    def _moved(
+        self, schema: Schema, keys: Keys, columns: list[AnyRows], buckets: int, *, together: int
+    ) -> Rows:
         """Return the rows after moving them into buckets, ``together`` rows at a time."""
         chunks, bounds = list(_slices(len(keys), together)), self._bounds(keys, buckets)
         found = (self._buckets(keys[chunk], bounds) for chunk in chunks)
         sizes = sum((np.bincount(each, minlength=buckets) for each in found), np.zeros(buckets, np.int64))
         edges = np.append(0, np.cumsum(sizes))
         sources, free = (keys, *map(_fixed, columns)), edges[:-1].copy()
-        targets = [_made(self._directory, _stored(each), len(keys)) for each in (KEY, *self.schema.columns)]
+        targets = [_made(self._directory, _stored(each), len(keys)) for each in (KEY, *schema.columns)]
         for chunk in chunks:
             places = _places(self._buckets(keys[chunk], bounds), free)
             for source, target in zip(sources, targets, strict=True):
@@ -247,7 +252,7 @@ class SpillFile:
             else target
             for column, target in zip(columns, targets[1:], strict=True)
         ]
-        return Rows(tuple(moved), self.schema, order, tuple(sizes.tolist()))
+        return Rows(tuple(moved), schema, order, tuple(sizes.tolist()))
 
     def _bounds(self, keys: Keys, buckets: int) -> Keys:
         """Return the edges between buckets: equal parts of the hash range, or quantiles of sampled keys."""

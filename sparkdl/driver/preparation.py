@@ -439,4 +439,4 @@ def _with_class_weights(rows: Schema, schema: Schema) -> Schema:
     if schema.weights:
         return schema
     column = Column("class_weight", (), keras_settings.float_type())
-    return Schema((*schema.columns, column), (*schema.form, len(schema.columns)))
+    return replace(schema, columns=(*schema.columns, column), form=(*schema.form, len(schema.columns)))

@@ -270,8 +270,7 @@ class FrameSource(Source):
         split: float,
     ) -> MakeAction:
         """Return the function that makes the action of a job over the DataFrame's Arrow batches."""
-        schemas = [self.schema, *([validation.schema] if validation is not None else [])]
-        schema = max(schemas, key=lambda each: len(each.columns))
+        schema = self.schema if validation is None else self.schema.with_held(validation.schema)
         part = functions.lit(TRAINING)
         if self.indicator is not None:
             held = self._found[self.indicator].column

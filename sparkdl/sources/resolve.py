@@ -258,11 +258,11 @@ def require_partitions(source: Source, held: Source | None) -> None:
 def share_weights(source: Source, held: Source | None) -> Schema:
     """Return the schema of a run's rows, with weights if the training or the validation rows have them.
 
-    Also set the schema of the validation rows: x and y as in the training rows, and their own
-    weights.
+    Also set the schema of the validation rows: x and y as in the training rows, and their own weights and
+    integer dtypes.
     """
     schema = source.schema
     if held is None:
         return schema
     held.schema = schema.held(held.schema)
-    return schema if schema.weights else schema.with_weights(held.schema)
+    return schema.with_held(held.schema)

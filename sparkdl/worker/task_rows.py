@@ -181,7 +181,8 @@ class ArrowRows(TaskRows):
         """Return the blocks of a task's rows."""
         from sparkdl.data import arrow
 
-        return arrow.blocks_of_batches(given, self.schema.columns, self.seed, self.decode)
+        columns = {TRAINING: self.schema.columns, VALIDATION: self.schema.held_out.columns}
+        return arrow.blocks_of_batches(given, columns, self.seed, self.decode)
 
     def keys(self, plan: BatchPlan) -> RowKeys:
         """Return the meaning of the rows' keys, which are Spark's monotonically increasing IDs."""

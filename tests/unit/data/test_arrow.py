@@ -19,7 +19,7 @@ from sparkdl.data.arrow import (
     of_pandas,
     to_pandas,
 )
-from sparkdl.data.blocks import UNKNOWN
+from sparkdl.data.blocks import TRAINING, UNKNOWN, VALIDATION
 from sparkdl.data.column import Column, axis_of
 from sparkdl.errors import DataError
 
@@ -34,7 +34,7 @@ def blocks(values, shape, kind):
         PART: pa.array(np.zeros(count, np.int32)),
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    return list(blocks_of_batches([batch], (Column("picture", shape, "float32"),), None))
+    return list(blocks_of_batches([batch], {TRAINING: (Column("picture", shape, "float32"),)}, None))
 
 
 NUMBERS, LISTS = pa.float32(), pa.list_(pa.float32())
@@ -141,7 +141,23 @@ def test_a_row_that_does_not_say_whether_it_is_held_out_is_named():
     batch = pa.RecordBatch.from_pydict(columns)
 
     with pytest.raises(DataError, match="row 1 of partition 1 has null"):
-        list(blocks_of_batches([batch], (Column("points", (), "float32"),), None))
+        list(blocks_of_batches([batch], {TRAINING: (Column("points", (), "float32"),)}, None))
+
+
+def test_validation_rows_may_have_a_dtype_of_their_own():
+    """Rows of the two parts of a batch become columns of the dtypes of these parts."""
+    columns = {
+        "c0": [1.0, 2.5, 3.0],
+        KEY: [SECOND, SECOND + 1, SECOND + 2],
+        PART: pa.array([0, 1, 0], pa.int32()),
+    }
+    kinds = {part: (Column("y", (), kind),) for part, kind in ((TRAINING, "int64"), (VALIDATION, "float32"))}
+
+    training, held = blocks_of_batches([pa.RecordBatch.from_pydict(columns)], kinds, None)
+
+    assert ([1, 3], "int64") == (training.columns[0].tolist(), training.columns[0].dtype)
+    assert ([2.5], [SECOND + 1]) == (held.columns[0].tolist(), held.keys.tolist())
+    assert "float32" == held.columns[0].dtype
 
 
 @pytest.mark.parametrize("rows", [[1.5, 2.5], [[1.0, 2.0], [3.0, 4.0]]])
@@ -217,7 +233,9 @@ def pictures(values, decode):
     columns[PART] = pa.array(np.zeros(len(values), np.int32))
     batch = pa.RecordBatch.from_pydict(columns)
     column = Column("picture", (2, 1), "uint8")
-    return [block.columns[0] for block in blocks_of_batches([batch], (column,), None, {0: decode})]
+    return [
+        block.columns[0] for block in blocks_of_batches([batch], {TRAINING: (column,)}, None, {0: decode})
+    ]
 
 
 def test_bytes_are_decoded_a_few_rows_at_once(monkeypatch):

@@ -27,3 +27,34 @@ def test_validation_weights_are_like_those_of_training_rows():
     assert each == one.without_weights().held(each)
     with pytest.raises(DataError, match=r"sample_weight of shape \(\)\); got sample_weight of shape \(2,\)"):
         one.held(each)
+
+
+@pytest.mark.parametrize(
+    ("training", "held", "kept"),
+    [
+        ("int64", "float64", "float32"),
+        ("uint8", "float32", "float32"),
+        ("int32", "int64", "int64"),
+        ("int64", "bool", "int64"),
+        ("float32", "int64", "float32"),
+    ],
+)
+def test_validation_rows_may_have_other_numbers(training, held, kept):
+    """Validation rows keep numbers that the integers of the training rows cannot hold, as in Keras."""
+    rows = [Sample.of((ARRAY, np.ones(2, kind)), (1, 1)).schema("float32") for kind in (training, held)]
+    one, other = rows
+
+    whole = one.with_held(one.held(other))
+
+    assert one.columns == whole.columns
+    assert [kept, "float32"] == [whole.held_out.columns[1].dtype, whole.held_out.columns[0].dtype]
+
+
+def test_strings_among_validation_rows_are_named_as_such():
+    """Strings in place of numbers are refused as a difference between validation and training rows."""
+    numbers, texts = (
+        Sample.of((array, ARRAY), (1, 1)).schema("float32") for array in (ARRAY, np.array(["a", "b"]))
+    )
+
+    with pytest.raises(DataError, match="validation_data should have numbers for x, as in the training rows"):
+        numbers.held(texts)

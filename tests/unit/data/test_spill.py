@@ -164,6 +164,24 @@ def test_parts_lie_apart_and_partitions_without_rows_are_counted(folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_validation_rows_are_stored_in_a_dtype_of_their_own(folder, named):
+    """Validation rows are stored and read in the dtypes that the schema has for them."""
+    schema = replace(SCHEMA, held_dtypes=("float32", "float32"))
+    settings = {"folder": str(folder)} if named else {}
+    file, labels = SpillFile(schema, str(folder), **settings), np.array([0.5, 2.0], np.float32)
+    for part, dtype in ((TRAINING, "int64"), (VALIDATION, "float32")):
+        columns = np.zeros((2, 3), np.float32), labels.astype(dtype)
+        file.extend([Block(np.arange(2, dtype=np.uint64), part, columns)])
+    if named:
+        file.save()
+        file = SpillFile(schema, str(folder), **settings)
+        assert file.load()
+
+    assert [0, 2] == file.rows(TRAINING).batch(np.arange(2)).y.tolist()
+    assert [0.5, 2.0] == file.rows(VALIDATION).batch(np.arange(2)).y.tolist()
+
+
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
 @pytest.mark.parametrize(
     ("labels", "one"),
