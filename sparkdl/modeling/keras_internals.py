@@ -22,6 +22,7 @@ from keras.src.losses import loss as _losses
 from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.saving import serialization_lib as _serialization
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
 # Keras 3.5 to 3.15: attributes that Keras sets when it builds, calls, compiles or trains a layer or model.
 _STATE_OF_LAYERS = {
@@ -250,7 +251,37 @@ def set_metric_attributes(metric: keras.metrics.Metric, attributes: dict[str, An
     for store in ("variables", "metrics"):
         for part in attributes.pop(f"_{store}", ()):  # Keras 3.5 to 3.15
             metric._tracker.add_to_store(store, part)
-    vars(metric).update(attributes)
+    set_attributes(metric, attributes)
+
+
+def tracked_values(thing: Any) -> tuple[Any, ...] | None:
+    """Return the reduce value of a collection that Keras tracks, without its tracker; None for other objects.
+
+    Keras wraps the lists, dicts and sets that are attributes of a metric, an optimizer or a layer. Their
+    default reduce value fails, since it adds the items before the tracker is set.
+    """
+    kind = type(thing)
+    if kind is TrackedList:  # Keras 3.5 to 3.15
+        return kind, (), None, iter(thing)
+    if kind is TrackedSet:
+        return kind, (list(thing),)
+    return (kind, (), None, None, iter(thing.items())) if kind in (TrackedDict, TrackedOrderedDict) else None
+
+
+def set_attributes(thing: Any, attributes: dict[str, Any]) -> None:
+    """Give a metric, an optimizer or a loss attributes, whose collections Keras goes on to track."""
+    tracker = getattr(thing, "_tracker", None)  # Keras 3.5 to 3.15
+    for value in attributes.values():
+        _set_tracker(value, tracker)
+    vars(thing).update(attributes)
+
+
+def _set_tracker(value: Any, tracker: Any) -> None:
+    if isinstance(value, TrackedList | TrackedDict | TrackedOrderedDict | TrackedSet):
+        value.tracker = tracker
+    if isinstance(value, dict | list | tuple | set):
+        for each in value.values() if isinstance(value, dict) else value:
+            _set_tracker(each, tracker)
 
 
 def function_arguments(thing: Any) -> dict[str, Any]:

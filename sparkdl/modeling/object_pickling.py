@@ -83,8 +83,8 @@ def _shared_part(index: int) -> Any:
 def reduced(thing: Any, pickler: Any) -> Any:
     """Return the reduce value of a Keras variable, optimizer, metric or loss, with its attributes.
 
-    A ``ByValue`` that holds a live object is handled too. NotImplemented is returned for other objects, such
-    as layers and models.
+    A ``ByValue`` that holds a live object is handled too, and so are the lists, dicts and sets that Keras
+    tracks. NotImplemented is returned for other objects, such as layers and models.
 
     Keras's own reduce value holds only the configuration and the values of variables.
 
@@ -94,6 +94,7 @@ def reduced(thing: Any, pickler: Any) -> Any:
     """
     if isinstance(thing, ByValue) and thing.load is None:
         return ByValue, (pickling.pickled(thing.live, pickler), pickler.loads)
+    update = keras_internals.set_attributes
     if isinstance(thing, Variable):
         settings = {name: getattr(thing, name) for name in OF_VARIABLES if hasattr(thing, name)}
         value = keras.ops.convert_to_numpy(thing.value)
@@ -102,14 +103,16 @@ def reduced(thing: Any, pickler: Any) -> Any:
     if isinstance(thing, keras.optimizers.Optimizer):
         rate = keras_internals.learning_rate(thing)
         rate = float(rate) if isinstance(rate, Variable) else rate
-        return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, _update
+        return _optimizer, (type(thing), rate, thing.name), settings_of(thing), None, None, update
+    if (values := keras_internals.tracked_values(thing)) is not None:
+        return values
     if (arguments := keras_internals.arguments_of_metrics(thing)) is not None:
         return type(thing), arguments
     if isinstance(thing, keras.metrics.Metric):
         state = keras_internals.metric_attributes(thing)
         return _metric, (type(thing),), state, None, None, keras_internals.set_metric_attributes
     if isinstance(thing, keras.losses.Loss):
-        return _new, (type(thing),), dict(vars(thing)), None, None, _update
+        return _new, (type(thing),), dict(vars(thing)), None, None, update
     return NotImplemented
 
 
@@ -118,10 +121,6 @@ pickling.reducers.append(reduced)
 
 def _new(kind: type[Any]) -> Any:
     return object.__new__(kind)
-
-
-def _update(thing: Any, state: dict[str, Any]) -> None:
-    vars(thing).update(state)
 
 
 def _set_attributes(thing: Any, state: dict[str, Any]) -> None:

@@ -109,6 +109,17 @@ def test_metrics_are_not_shared():
     assert pytest.approx(accuracy) == float(metrics[0].result())
 
 
+def test_metrics_with_lists_and_dicts_are_copied():
+    """Metrics whose attributes are lists or dicts, which Keras tracks, work in an ensemble."""
+    member = network(1, "sigmoid", None)
+    kinds = keras.metrics.Precision, keras.metrics.BinaryAccuracy, keras.metrics.BinaryIoU
+    member.compile("sgd", "binary_crossentropy", metrics=[kind() for kind in kinds])
+    labels = (Y > 0).astype("float32")[:, None]
+
+    expected = member.evaluate(X, labels, verbose=0)
+    assert pytest.approx(expected) == Ensemble([member]).model.evaluate(X, labels, verbose=0)
+
+
 def test_members_are_copies(three):
     """A member that is trained or renamed later does not change the ensemble, and the ensemble is frozen."""
     member = network()

@@ -1,11 +1,15 @@
 """Metrics of several workers merge exactly if states can be added or merged, else by a reported mean."""
 
+import collections
+import inspect
+
 import keras
 import numpy as np
 import pytest
 
 from sparkdl.driver.epochs import Metrics
 from sparkdl.modeling import keras_metrics, keras_variables
+from sparkdl.modeling.object_pickling import copied
 
 SHARES = ((0, 3), (3, 10), (10, 20))
 
@@ -31,6 +35,17 @@ class MergedLargest(Largest):
     def merge_state(self, metrics):
         for metric in metrics:
             self.value.assign(keras.ops.maximum(self.value, metric.value))
+
+
+class MergedParts(MergedLargest):
+    """A metric with collections of every kind that Keras tracks."""
+
+    def __init__(self, name="parts", **settings):
+        super().__init__(name=name, **settings)
+        self.more = [self.add_weight(name="a", initializer="zeros"), {"b": (keras.Variable(0.0), "text")}]
+        self.means = [keras.metrics.Mean(), keras.metrics.Mean()]
+        self.sorted = collections.OrderedDict(z=1, a=[2])
+        self.names = {"one", "two"}
 
 
 class Total(Largest):
@@ -89,6 +104,7 @@ def test_the_first_row_does_not_decide_whether_states_add_up(label, prediction, 
 
 
 @pytest.mark.parametrize("kind", [Total, MergedLargest])
+@pytest.mark.parametrize("kind", [Total, MergedLargest, MergedParts])
 def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
     """A custom metric is exact if its states add up, as a trial on the driver shows, or it merges them."""
     ours, whole, _ = merged(kind())
@@ -157,3 +173,72 @@ def test_summed_losses_do_not_depend_on_the_partitions(shares, outputs):
     ours = together.merge_tests(states, [stop - start for start, stop in shares], size)
 
     assert whole == pytest.approx(ours, rel=1e-5)
+
+
+ARGUMENTS = [
+    {},
+    {"num_classes": 3},
+    {"num_classes": 3, "target_class_ids": [1]},
+    *({name: 0.5} for name in ("recall", "precision", "sensitivity", "specificity")),
+]
+LABELS = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]], "float32")
+SCORES = np.array([[0.2, 0.8], [0.4, 0.6], [0.9, 0.1]], "float32")
+
+
+def metric_of(kind):
+    """Return a metric of Keras, made with the arguments that its class needs."""
+    for arguments in ARGUMENTS:
+        try:
+            return kind(**arguments)
+        except (TypeError, ValueError):
+            continue
+    return pytest.fail(f"{kind.__name__} needs other arguments")
+
+
+def metrics_of_keras():
+    """Return the class of each metric of Keras, but not the base classes."""
+    bases = keras.metrics.Metric, keras.metrics.MeanMetricWrapper
+    found = (getattr(keras.metrics, name) for name in sorted(dir(keras.metrics)))
+    kinds = [each for each in found if inspect.isclass(each) and issubclass(each, keras.metrics.Metric)]
+    return [each for each in dict.fromkeys(kinds) if each not in bases]
+
+
+def result_of(metric):
+    """Return the results of a metric after another update with a few rows."""
+    if type(metric) in (keras.metrics.Mean, keras.metrics.Sum):
+        metric.update_state(SCORES)
+    else:
+        of_classes = "Sparse" in type(metric).__name__ or hasattr(metric, "num_classes")
+        labels = LABELS[:, 0].astype("int32") if of_classes else LABELS
+        if "OneHot" in type(metric).__name__:
+            labels = np.eye(3)[labels]
+        metric.update_state(labels, labels if hasattr(metric, "num_classes") else SCORES)
+    return np.asarray(metric.result()).tolist()
+
+
+OWN = [lambda: keras.metrics.BinaryCrossentropy(from_logits=True), MergedParts]
+
+
+@pytest.mark.parametrize("kind", [*metrics_of_keras(), *OWN], ids=lambda kind: kind.__name__)
+def test_a_copy_of_a_metric_computes_the_same(kind):
+    """A copy of a metric has the same state, and neither the copy nor the original changes the other."""
+    metric = metric_of(kind)
+    result_of(metric)
+    copy = copied(metric)
+
+    assert [each.name for each in metric.variables] == [each.name for each in copy.variables]
+    assert {id(each) for each in metric.variables}.isdisjoint(map(id, copy.variables))
+    assert result_of(metric) == pytest.approx(result_of(copy), nan_ok=True)
+    assert metric.get_config() == copy.get_config()
+
+
+def test_the_collections_of_a_copied_metric_are_tracked():
+    """A variable that is added to a list of a copied metric belongs to the copy."""
+    copy = copied(MergedParts())
+    count = len(copy.variables)
+    copy.more.append(keras.Variable(1.0))
+    copy.more[1]["c"] = keras.Variable(2.0)
+
+    assert count + 2 == len(copy.variables)
+    assert ({"one", "two"}, ["z", "a"]) == (copy.names, list(copy.sorted))
+    assert copy.more[0] is copy.variables[1]
