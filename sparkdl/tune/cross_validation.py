@@ -62,7 +62,9 @@ def cross_validated(build: Any, folds: int = 3) -> CrossValidated:
     The rows are divided at random into ``folds`` parts of about equal size, the same for all trials of a
     search. A trial trains one model per fold, on the rows outside of the fold and from the same initial
     weights, and validates it on the rows of the fold. The curve of the trial is the mean of the folds, and
-    its value is the best epoch of this curve. The pruner may end a trial after each fold. No model is kept.
+    its value is the best epoch of this curve. A fold that ended before an epoch, as with EarlyStopping,
+    counts there with its last result, so that each mean is over the same rows. After a fold has diverged, the
+    mean is NaN. The pruner may end a trial after each fold. No model is kept.
 
     Args:
         build: the function that ``search`` would call for a model, or a HyperModel of KerasTuner, of which

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,10 +14,13 @@ from optuna import Trial
 from sparkdl.errors import ConfigError
 
 Reported = Callable[[int, dict[str, Any], list[float]], object]
+Curves = dict[str, dict[int, float]]  # by the name of a result, its values by epoch, counted from 1
 
 
 class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the result of each epoch, keeps the best weights, and ends a trial that the pruner rejects.
+
+    An epoch without the metric, as with ``validation_freq=2``, is not reported.
 
     Args:
         trial: the trial.
@@ -32,7 +34,8 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
         best_epoch: its epoch, counted from 1; 0 if there is none.
         weights: the weights at the end of that epoch; None if they are not kept.
         pruned: whether the pruner has ended the trial.
-        results: the results of all epochs, by name.
+        epochs: the number of epochs so far.
+        may_be_added: whether other callbacks of the fit may add the metric to the results of later epochs.
         refusal: the error if the results do not include the metric.
     """
 
@@ -46,49 +49,81 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
         self.best_epoch = 0
         self.weights: list[Any] | None = None
         self.pruned = False
-        self.results: dict[str, list[float]] = {}
+        self.epochs = 0
+        self.may_be_added = False
         self.refusal: ConfigError | None = None
+        self._curves: Curves = {}
+
+    @property
+    def results(self) -> dict[str, list[float]]:
+        """The results of each epoch by name, up to the last epoch with the result; NaN if one lacks it."""
+        return {
+            name: [curve.get(epoch, math.nan) for epoch in range(1, max(curve) + 1)]
+            for name, curve in self._curves.items()
+        }
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """End the fit if the search ends."""
-        if self.stopping.is_set():
-            self.model.stop_training = True
+        self._end_if_stopping()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report the result of the epoch, and end the fit if the pruner says so before the last epoch.
 
         Raises:
-            ConfigError: the results do not include the metric.
+            ConfigError: the results do not include the metric, and those of later epochs will not either.
         """
-        value = self._collect(logs or {})
+        value = self._collect(epoch, logs or {})
+        if value is None:
+            self._end_if_stopping()
+            return
         if self._is_better(value):
-            self.best, self.best_epoch, self.weights = value, epoch + 1, self.model.get_weights()
-        self._tell(value, epoch + 1, last=epoch + 1 == self.params["epochs"])
+            self.best, self.best_epoch, self.weights = value, self.epochs, self.model.get_weights()
+        self._tell(value, self.epochs, last=epoch + 1 == self.params["epochs"])
 
-    def _collect(self, logs: Mapping[str, Any]) -> float:
-        """Record the results of an epoch, and return the metric.
+    def require_metric(self) -> None:
+        """Require that an epoch had the metric, if there were epochs.
 
         Raises:
-            ConfigError: the results do not include the metric.
+            ConfigError: none had it.
         """
+        if self._curves and self.metric not in self._curves:
+            self._refuse(self._curves)
+
+    def _collect(self, epoch: int, logs: Mapping[str, Any]) -> float | None:
+        """Record the results of an epoch, and return the metric; None if this epoch does not have it.
+
+        Raises:
+            ConfigError: the results do not include the metric, and those of later epochs will not either.
+        """
+        self.epochs = max(self.epochs, epoch) + 1  # a HyperModel may call fit several times
         scalars = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
         for name, value in scalars.items():
-            self.results.setdefault(name, []).append(value)
-        if self.metric not in scalars:
-            self.refusal = ConfigError(
-                f"metric should be a result of an epoch ({', '.join(scalars)}); got {self.metric!r}."
-            )
-            raise self.refusal
-        return scalars[self.metric]
+            self._curves.setdefault(name, {})[self.epochs] = value
+        validated = any(name.startswith("val_") for name in scalars)
+        may_come = self.may_be_added or self.metric.startswith("val_") and not validated
+        if self.metric not in self._curves and not may_come:
+            self._refuse(scalars)
+        return scalars.get(self.metric)
+
+    def _refuse(self, found: Mapping[str, Any]) -> None:
+        """Raise the error for a metric that is not among the results."""
+        self.refusal = ConfigError(
+            f"metric should be a result of an epoch ({', '.join(found)}); got {self.metric!r}."
+        )
+        raise self.refusal
 
     def _tell(self, value: float, step: int, *, last: bool) -> None:
         """Report a result, and end the fit if the search ends, or if the pruner rejects the trial."""
         self.trial.report(value, step)
-        self.reported(self.trial.number, self.trial.params, self.results[self.metric])
+        self.reported(self.trial.number, self.trial.params, self.results.get(self.metric, []))
+        if not self._end_if_stopping() and not last and self.trial.should_prune():
+            self.pruned = self.model.stop_training = True
+
+    def _end_if_stopping(self) -> bool:
+        """End the fit if the search ends; return True if it does."""
         if self.stopping.is_set():
             self.model.stop_training = True
-        elif not last and self.trial.should_prune():
-            self.pruned = self.model.stop_training = True
+        return self.stopping.is_set()
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(value) or self.best is None:
@@ -100,38 +135,55 @@ class FoldReport(TrialReport):
     """Reports the mean of the folds of a trial after each fold, with which the pruner may end the trial.
 
     Its results are those of each epoch, averaged over the folds so far, and the best epoch is that of these
-    means.
+    means. A fold that ended before an epoch, as with EarlyStopping, counts there with its last result. Means
+    over the other folds only would compare epochs of different rows, and without the epochs after the
+    shortest fold, one fold that stops early would hide the progress of all others. The mean of an epoch is
+    NaN if a fold has diverged by then.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._folds: list[dict[str, list[float]]] = []
+        self._folds: list[Curves] = []
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Record the results of the epoch, and end the fit if the search ends.
 
         Raises:
-            ConfigError: the results do not include the metric.
+            ConfigError: the results do not include the metric, and those of later epochs will not either.
         """
-        self._collect(logs or {})
-        if self.stopping.is_set():
-            self.model.stop_training = True
+        self._collect(epoch, logs or {})
+        self._end_if_stopping()
 
     def end_fold(self, *, last: bool) -> None:
-        """Report the mean of the folds so far, and begin the next one."""
-        self._folds.append(self.results)
-        names = self._folds[0]
-        means = {name: _means([each[name] for each in self._folds]) for name in names}
-        self.best, self.best_epoch, self.results = None, 0, means
-        for epoch, value in enumerate(means[self.metric]):
+        """Report the mean of the folds so far, and begin the next one.
+
+        Raises:
+            ConfigError: no epoch of the fold had the metric.
+        """
+        self.require_metric()
+        self._folds.append(self._curves)
+        self.best, self.best_epoch, self._curves = None, 0, _means(self._folds)
+        for epoch, value in self._curves.get(self.metric, {}).items():
             if self._is_better(value):
-                self.best, self.best_epoch = value, epoch + 1
+                self.best, self.best_epoch = value, epoch
         self._tell(math.nan if self.best is None else self.best, len(self._folds), last=last)
         if not (last or self.pruned):
-            self.results = {}
+            self._curves, self.epochs = {}, 0
 
 
-def _means(curves: list[list[float]]) -> list[float]:
-    """Return the mean of each epoch over the curves that have it."""
-    epochs = zip_longest(*curves)
-    return [float(np.mean([each for each in values if each is not None])) for values in epochs]
+def _means(folds: Sequence[Curves]) -> Curves:
+    """Return the mean of each result at each epoch over all folds.
+
+    A fold counts with its last result up to the epoch. Epochs before the first result of a fold have no mean.
+    """
+    means: Curves = {}
+    for name in folds[0]:
+        curves = [fold.get(name, {}) for fold in folds]
+        last: list[float | None] = [None] * len(curves)
+        means[name] = {}
+        for epoch in sorted(set().union(*curves)):
+            last = [curve.get(epoch, before) for curve, before in zip(curves, last, strict=True)]
+            known = [value for value in last if value is not None]
+            if len(known) == len(last):
+                means[name][epoch] = float(np.mean(known))
+    return {name: curve for name, curve in means.items() if curve}

@@ -72,9 +72,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
 ) -> SearchResult:
     """Search for the hyper-parameters of a model: each trial is a fit on the cluster.
 
-    Trials run side by side, as many as the slots allow. After each epoch a trial reports ``metric``, and the
-    pruner may end it, except after its last epoch. The value of a trial is the result of its best epoch,
-    and its model has the weights of that epoch.
+    Trials run side by side, as many as the slots allow. After each epoch that has ``metric``, a trial reports
+    it, and the pruner may end the trial, except after its last epoch. The value of a trial is the result of
+    its best epoch, and its model has the weights of that epoch.
 
     Args:
         build: a function that returns a compiled model, or a model and a dict of arguments of its fit, such
