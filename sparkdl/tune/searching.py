@@ -108,8 +108,8 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             own if they are given.
         study_name: the name of the study in the storage.
         seed: the seed of the sampler, of the order of rows and, with the trial's number, of the initial
-            weights. With several trials at a time, the sampler's choices still depend on which trials end
-            first.
+            weights. In a study that is resumed, the sampler goes on with other choices. With several trials
+            at a time, these still depend on which trials end first.
         keep: the number of best models to keep.
         directory: a folder for the best models: a local path or a URI. The models of a study are in a
             subfolder named after the study. None keeps them in memory, and a later search of the study then

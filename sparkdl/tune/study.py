@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
@@ -83,7 +84,8 @@ def make_study(
         direction: "minimize" or "maximize".
         sampler: a name in SAMPLERS, or a sampler of Optuna; None: that of a given study, or "tpe".
         pruner: a name in PRUNERS, or a pruner of Optuna; None: that of a given study, or "median".
-        seed: the seed of the sampler.
+        seed: the seed of the sampler. For a study that has trials, another one follows from it and their
+            number. The sampler would otherwise repeat the choices with which the study began.
         epochs: the maximum number of epochs of a trial.
 
     Raises:
@@ -92,7 +94,7 @@ def make_study(
     """
     if isinstance(storage, optuna.Study):
         study = storage
-        study.sampler = study.sampler if sampler is None else _sampler(sampler, seed)
+        study.sampler = study.sampler if sampler is None else _sampler(sampler, _seed_for(study, seed))
         study.pruner = study.pruner if pruner is None else _pruner(pruner, epochs)
     else:
         if storage is not None and name is None:
@@ -107,6 +109,8 @@ def make_study(
                 direction=direction,
                 load_if_exists=True,
             )
+            if seed is not None and study.get_trials(deepcopy=False):
+                study.sampler = _sampler(sampler or "tpe", _seed_for(study, seed))
     known = [each.name.lower() for each in study.directions]
     if known != [direction]:
         raise ConfigError(
@@ -114,6 +118,16 @@ def make_study(
             f"{' and '.join(known)}. Pass another study, or another direction or metric."
         )
     return study
+
+
+def _seed_for(study: optuna.Study, seed: int | None) -> int | None:
+    """Return the seed of the sampler: the given one for a study without trials, else one of their number."""
+    count = len(study.get_trials(deepcopy=False))
+    return (
+        int(np.random.SeedSequence([seed, count]).generate_state(1)[0])
+        if seed is not None and count
+        else seed
+    )
 
 
 def _sampler(sampler: str | BaseSampler, seed: int | None) -> BaseSampler:

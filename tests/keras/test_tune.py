@@ -234,6 +234,24 @@ def test_a_study_keeps_its_direction(tmp_path):
         make_study(storage, "name", "maximize", **OPTIONS)
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("own", [True, False], ids=["own study", "storage"])
+def test_a_resumed_study_tries_other_values(tmp_path, sampler, own):
+    """A study that is resumed with the same seed continues with values that it has not tried yet."""
+    storage = optuna.create_study() if own else f"sqlite:///{tmp_path}/study.db"
+    options = OPTIONS | {"sampler": sampler, "seed": 0}
+
+    def values():
+        study = make_study(storage, "name", "minimize", **options)
+        for _ in range(3):
+            study.tell(study.ask({"a": FloatDistribution(0, 1)}), 1.0)
+        return [trial.params["a"] for trial in study.trials]
+
+    first, again = values(), values()
+    assert first == again[:3]
+    assert 6 == len(set(again))
+
+
 def test_the_combinations_of_a_grid_are_counted():
     """The size of a finite space is the product of the numbers of values; a range of numbers has no size."""
     finite = {"a": [1, 2, 3], "b": (4, 7), "c": FloatDistribution(0, 1, step=0.25)}
