@@ -11,10 +11,32 @@ import keras
 import numpy as np
 from optuna import Trial
 
+from sparkdl.driver.batch_hooks import overrides
 from sparkdl.errors import ConfigError
 
 Reported = Callable[[int, dict[str, Any], list[float]], object]
 Curves = dict[str, dict[int, float]]  # by the name of a result, its values by epoch, counted from 1
+
+
+class TestedWeights(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the weights that were evaluated after an epoch.
+
+    Callbacks such as SwapEMAWeights and AverageWeights put other weights into the model for the evaluation
+    only, and some change them again before the end of the epoch. This one comes after them.
+
+    Attributes:
+        weights: the weights; None if the epoch has not been evaluated.
+    """
+
+    weights: list[Any] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Forget the weights of the last epoch."""
+        self.weights = None
+
+    def on_test_begin(self, logs: object = None) -> None:
+        """Keep the weights."""
+        self.weights = self.model.get_weights()
 
 
 class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
@@ -32,10 +54,11 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
     Attributes:
         best: the best result so far; None if there is none.
         best_epoch: its epoch, counted from 1; 0 if there is none.
-        weights: the weights at the end of that epoch; None if they are not kept.
+        weights: the weights with this result; None if they are not kept.
         pruned: whether the pruner has ended the trial.
         epochs: the number of epochs so far.
         may_be_added: whether other callbacks of the fit may add the metric to the results of later epochs.
+        tested: keeps the weights that are evaluated; None if they are those at the end of the epoch.
         refusal: the error if the results do not include the metric.
     """
 
@@ -51,6 +74,7 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
         self.pruned = False
         self.epochs = 0
         self.may_be_added = False
+        self.tested: TestedWeights | None = None
         self.refusal: ConfigError | None = None
         self._curves: Curves = {}
 
@@ -77,8 +101,22 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
             self._end_if_stopping()
             return
         if self._is_better(value):
-            self.best, self.best_epoch, self.weights = value, self.epochs, self.model.get_weights()
+            self.best, self.best_epoch, self.weights = value, self.epochs, self._weights()
         self._tell(value, self.epochs, last=epoch + 1 == self.params["epochs"])
+
+    def callbacks(self, others: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+        """Return the callbacks of a fit: others and this one, which has to see their changes."""
+        self.may_be_added = any(map(_adds_results, others))
+        if not any(_adds_results(each) or overrides(each, "on_test_begin") for each in others):
+            return [*others, self]
+        self.tested = TestedWeights()
+        return [*others, self.tested, self]
+
+    def _weights(self) -> list[Any]:
+        """Return the weights that gave the metric of an epoch."""
+        tested = self.tested.weights if self.tested and self.metric.startswith("val_") else None
+        weights: list[Any] = self.model.get_weights() if tested is None else tested
+        return weights
 
     def require_metric(self) -> None:
         """Require that an epoch had the metric, if there were epochs.
@@ -169,6 +207,16 @@ class FoldReport(TrialReport):
         self._tell(math.nan if self.best is None else self.best, len(self._folds), last=last)
         if not (last or self.pruned):
             self._curves, self.epochs = {}, 0
+
+
+def _adds_results(callback: keras.callbacks.Callback) -> bool:
+    """Return True if a callback may change the results of an epoch, or the weights before its end.
+
+    Keras's own callbacks do not.
+    """
+    of_keras = type(callback).__module__.partition(".")[0] in ("keras", "sparkdl")
+    of_user = isinstance(callback, keras.callbacks.LambdaCallback) or not of_keras
+    return of_user and overrides(callback, "on_epoch_end")
 
 
 def _means(folds: Sequence[Curves]) -> Curves:

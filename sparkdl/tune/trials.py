@@ -214,11 +214,10 @@ class TrialRunner:
         Raises:
             ConfigError: the metric is a result of validation, and there are no validation rows.
         """
-        callbacks = own_callbacks(arguments.get("callbacks"))
-        report.may_be_added = hasattr(self.build, "fit") or any(map(_may_add_results, callbacks))
-        arguments["callbacks"] = [*callbacks, report]
+        arguments["callbacks"] = report.callbacks(own_callbacks(arguments.get("callbacks")))
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
+            report.may_be_added = True
             fitted = self.build.fit(parameters, spark_model, *self.data, **arguments)
         else:
             self._require_validation(arguments, report)
@@ -259,9 +258,8 @@ class TrialRunner:
         for place, (training, held) in enumerate(folds):
             copy = serialization.copy_of(model, self.settings.get("custom_objects"))
             self.running[report.trial.number] = copy
-            callbacks = own_callbacks(arguments.get("callbacks"))
-            report.may_be_added = any(map(_may_add_results, callbacks))
-            of_fold = {"validation_data": held.as_data(), "callbacks": [*callbacks, report]}
+            callbacks = report.callbacks(own_callbacks(arguments.get("callbacks")))
+            of_fold = {"validation_data": held.as_data(), "callbacks": callbacks}
             SparkModel(copy, **self.settings).fit(**training._asdict(), **arguments | of_fold)
             if self.stopping.is_set():
                 return TrialOutcome(interrupted=True)
@@ -288,12 +286,6 @@ class TrialRunner:
     def _called(self, parameters: Parameters) -> Any:
         build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build
         return build(**parameters.values) if self.spread else build(parameters)
-
-
-def _may_add_results(callback: keras.callbacks.Callback) -> bool:
-    """Return True if a callback may add results to those of an epoch, which Keras's own callbacks do not."""
-    of_keras = type(callback).__module__.partition(".")[0] in ("keras", "sparkdl")
-    return isinstance(callback, keras.callbacks.LambdaCallback) or not of_keras
 
 
 def _is_number(value: object) -> bool:

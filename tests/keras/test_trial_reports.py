@@ -8,6 +8,7 @@ import numpy as np
 import optuna
 import pytest
 
+from sparkdl.callbacks import AverageWeights
 from sparkdl.errors import ConfigError
 from sparkdl.tune.report import FoldReport, TrialReport
 
@@ -88,6 +89,37 @@ def test_the_epochs_of_several_fits_are_counted_together():
 
     assert [0.5, 0.4, 0.3, 0.6] == report.results["val_loss"]
     assert (0.3, 3) == (report.best, report.best_epoch)
+
+
+class Shrink(keras.callbacks.Callback):
+    """Changes the weights at the end of each epoch, after their evaluation."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+
+
+SWAPPING = {
+    "swap": lambda: keras.callbacks.SwapEMAWeights(),
+    "swap at the end of the epoch": lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    "average": lambda: AverageWeights(1),
+    "shrink": Shrink,
+    "lambda": lambda: keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+    "none": lambda: keras.callbacks.Callback(),
+}
+
+
+@pytest.mark.parametrize("make", SWAPPING.values(), ids=SWAPPING)
+def test_the_best_weights_are_those_that_were_evaluated(make):
+    """The kept weights give the best result, also if a callback puts other weights in for the evaluation."""
+    x = np.random.default_rng(0).normal(size=(48, 1))
+    report = report_of()
+    report.model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5), "mse", run_eagerly=True)
+    held = x[32:], 2 * x[32:]
+    callbacks = report.callbacks([make()])
+    report.model.fit(x[:32], 2 * x[:32], 8, 3, 0, callbacks, validation_data=held)
+
+    report.model.set_weights(report.weights)
+    assert pytest.approx(report.best, rel=1e-5) == report.model.evaluate(*held, verbose=0)
 
 
 def folds_of(*curves, **options):

@@ -14,6 +14,7 @@ import pytest
 from standalone import eventually
 
 from sparkdl import SparkModel, tune
+from sparkdl.callbacks import AverageWeights
 from sparkdl.errors import ConfigError, SearchError
 from sparkdl.tune import searching
 from sparkdl.tune.side_by_side import seeded
@@ -52,6 +53,25 @@ def test_the_best_trial_is_found_and_its_model_kept(spark, problem):
     for name in ("val_loss", "accuracy"):
         assert list(table["epochs"]) == list(result.curves(name).count())
     assert result.curves("val_auc").empty
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("swap", [keras.callbacks.SwapEMAWeights, lambda: AverageWeights(0)])
+def test_the_best_model_has_the_weights_that_were_evaluated(spark, problem, swap):
+    """Callbacks that put other weights in for validation give these to the best model."""
+
+    def averaging(rate):
+        model = build(4, 0.1)
+        optimizer = keras.optimizers.SGD(rate, use_ema=True, ema_momentum=0.9)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    options = OPTIONS | {"epochs": 3, "callbacks": [swap()], "num_trials": 1}
+    result = tune.search(averaging, (problem.x, problem.y), {"rate": [0.1]}, **options)
+
+    held = len(problem.x) - int(len(problem.x) * 0.75)
+    loss, *_ = result.best_model.evaluate(problem.x[-held:], problem.y[-held:], verbose=0)
+    assert loss == pytest.approx(result.best_value, rel=1e-5)
 
 
 @pytest.mark.whole
