@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from sparkdl.core.pickling import pickled
 from sparkdl.core.vectors import LARGE, Array, trim
@@ -316,6 +317,34 @@ def copy_of(model: keras.Model, custom_objects: Objects | None = None) -> keras.
     again = deserialize(config, {**objects, **(custom_objects or {})})
     patch(again, copied(differences(model, again)))
     return again
+
+
+def outline(model: keras.Model, custom_objects: Objects | None = None) -> tuple[ModelSpec, Objects]:
+    """Return a built model as ``freeze`` does, without memory for its weights; ``filled`` restores it.
+
+    Raises:
+        ModelError: the model cannot be serialized, or cannot be restored.
+    """
+    spec, objects = freeze(model, custom_objects=custom_objects, trains=bool(model.compiled))
+    return replace(spec, weights=_unset(spec.weights), optimizer=_unset(spec.optimizer)), objects
+
+
+def _unset(arrays: list[Array]) -> list[Array]:
+    """Return zeros in the shapes of arrays, which need no memory."""
+    return [np.broadcast_to(np.zeros((), array.dtype), array.shape) for array in arrays]
+
+
+def filled(path: Path, spec: ModelSpec, objects: Objects) -> keras.Model:
+    """Return the model of an outline with the weights of a file of Keras's own format.
+
+    Unlike ``load``, it needs no code from the file, so any code that the model of this process uses works.
+
+    Raises:
+        ModelError: the model cannot be restored.
+    """
+    model = thaw(spec, objects)
+    model.load_weights(path)
+    return model
 
 
 def save(model: keras.Model, path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from optuna import Study, Trial
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import serialization
 from sparkdl.spark import files, spark_internals
 
@@ -45,6 +46,9 @@ class BestModels:
         self._folder = None if directory is None else _folder_of(directory, study)
         # By the number of a trial, its value, and its model or the path of its model.
         self._kept: dict[int, tuple[float, Any]] = {}
+        self._written: set[int] = set()  # the trials whose files this search has written
+        # The structure of these models, and the objects that they use.
+        self._outlines: dict[int, tuple[serialization.ModelSpec, dict[str, Any]]] = {}
         for trial in ranked(study) if self._folder else []:
             path = trial.user_attrs.get(MODEL, "")
             if len(self._kept) < count and path.startswith(f"{self._folder}/") and self._is_there(path):
@@ -64,8 +68,12 @@ class BestModels:
             ):
                 return
             if self._folder is not None:
-                model = self._write(trial.number, model)
-                trial.set_user_attr(MODEL, model)
+                path = self._write(trial.number, model)
+                self._written.add(trial.number)
+                with suppress(ModelError):  # a model that cannot be sent, which Keras may load all the same
+                    self._outlines[trial.number] = serialization.outline(model, self._custom_objects)
+                trial.set_user_attr(MODEL, path)
+                model = path
             self._kept[trial.number] = value, model
 
     def trim(self) -> None:
@@ -74,6 +82,7 @@ class BestModels:
             order = sorted(self._kept, key=lambda number: self._order(number, self._kept[number][0]))
             for number in order[self._count :]:
                 _, model = self._kept.pop(number)
+                self._outlines.pop(number, None)
                 if self._folder is not None:
                     files.discard(model, context=self._context)
 
@@ -117,7 +126,16 @@ class BestModels:
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder, "model.keras")
             files.get(model, local, context=self._context)
-            return serialization.load(local, model, self._custom_objects, safe_mode=True)
+            if number in self._outlines:
+                return serialization.filled(local, *self._outlines[number])
+            own = number in self._written
+            try:
+                return serialization.load(local, model, self._custom_objects, safe_mode=not own)
+            except ModelError as error:
+                raise ModelError(
+                    f'{error} The model may need code. Search with settings={{"custom_objects": ...}}, or '
+                    "load the file with sparkdl.load_spark_model(path, custom_objects, safe_mode=False)."
+                ) from error
 
     def _is_there(self, path: str) -> bool:
         return files.exists(path, context=self._context)
