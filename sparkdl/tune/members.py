@@ -104,18 +104,22 @@ def side_by_side(
         stop: asks the calls that are under way to end soon; called until they have.
 
     Raises:
-        Exception: the first error of a call. The calls that are under way then end, and no other begins.
+        BaseException: the first error of a call, also SystemExit, which would end only its thread. The calls
+            that are under way then end, and no other begins.
     """
     left = deque(enumerate(calls))
     results: list[Any] = [None] * len(calls)
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
-        while left and not errors:
-            place, call = left.popleft()
+        while not errors:
+            try:
+                place, call = left.popleft()
+            except IndexError:
+                return
             try:
                 results[place] = call()
-            except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
                 error.add_note(f"Member {place} of the ensemble failed, so no member was trained further.")
                 errors.append(error)
 

@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -16,7 +18,7 @@ import sparkdl
 from sparkdl import Ensemble, SparkModel
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling.ensemble_layers import Spread, Vote
-from sparkdl.tune.members import TrainingRows, built, resampled
+from sparkdl.tune.members import TrainingRows, built, resampled, side_by_side
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")
@@ -300,6 +302,36 @@ def test_members_without_a_loss_are_not_evaluated(three):
             call(X, Y)
     with pytest.raises(ConfigError, match='stack needs voting="soft"'):
         Ensemble(three, voting="hard").stack(X, Y)
+
+
+class Threads:
+    """A Spark application without Spark."""
+
+    def thread(self, target, name):
+        return threading.Thread(target=target, name=name, daemon=True)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_member_whose_fit_ends_in_any_error_ends_all(kind, place):
+    """An exception of any kind in the fit of one member is raised, and no other member is trained then."""
+
+    def call(number):
+        if number == place:
+            raise kind("reason")
+        return number
+
+    calls = [partial(call, number) for number in range(4)]
+    with pytest.raises(kind, match="reason") as raised:
+        side_by_side(Threads(), calls, 2, lambda: None)
+
+    assert [f"Member {place} of the ensemble failed, so no member was trained further."] == (
+        raised.value.__notes__
+    )
+    calls[place] = partial(call, 5)
+    assert [5 if number == place else number for number in range(4)] == (
+        side_by_side(Threads(), calls, 2, lambda: None)
+    )
 
 
 def test_a_seed_determines_the_initial_weights():
