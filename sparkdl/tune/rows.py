@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pyspark import RDD
 
-from sparkdl.data.arrays import array_of, is_array
+from sparkdl.data.arrays import array_of, as_rows, is_array, is_sparse_matrix
+from sparkdl.data.sparse import SparseRows
 from sparkdl.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ def resampled(rows: TrainingRows, seed: int) -> TrainingRows:
     """
     if _is_distributed(rows.x):
         return rows._replace(x=rows.x.sample(True, 1.0, seed))
-    count = len(_first_array(rows.x))
+    count = _length(rows.x)
     places = np.random.default_rng(seed).integers(count, size=count)
     return TrainingRows(*(_taken(part, places) for part in rows))
 
@@ -55,7 +56,7 @@ def folds_of(rows: TrainingRows, count: int, seed: int) -> Iterator[tuple[Traini
             rest = [part for number, part in enumerate(parts) if number != place]
             yield rows._replace(x=reduce(lambda one, other: one.union(other), rest)), rows._replace(x=held)
         return
-    order = np.random.default_rng(seed).permutation(len(_first_array(rows.x)))
+    order = np.random.default_rng(seed).permutation(_length(rows.x))
     places = np.array_split(order, count)
     for place, held in enumerate(places):
         outside = np.concatenate([part for number, part in enumerate(places) if number != place])
@@ -80,18 +81,18 @@ def require_samples(rows: TrainingRows, what: str) -> None:
 
 def count_of(rows: TrainingRows) -> int | None:
     """Return the number of rows; None for an RDD or a DataFrame."""
-    return None if _is_distributed(rows.x) else len(_first_array(rows.x))
+    return None if _is_distributed(rows.x) else _length(rows.x)
 
 
 def _is_distributed(x: Any) -> bool:
     return isinstance(x, RDD) or hasattr(x, "sparkSession")
 
 
-def _first_array(x: Any) -> Any:
-    """Return the first array of a structure of arrays."""
+def _length(x: Any) -> int:
+    """Return the number of rows of the first array of a structure of arrays."""
     while isinstance(x, dict | tuple) or (isinstance(x, list) and x and is_array(x[0])):
         x = next(iter(x.values() if isinstance(x, dict) else x))
-    return x
+    return int(x.shape[0]) if is_sparse_matrix(x) else len(x)
 
 
 def _taken(part: Any, places: Any) -> Any:
@@ -102,4 +103,16 @@ def _taken(part: Any, places: Any) -> Any:
         return {name: _taken(each, places) for name, each in part.items()}
     if isinstance(part, tuple) or (isinstance(part, list) and part and is_array(part[0])):
         return type(part)(_taken(each, places) for each in part)
+    if is_sparse_matrix(part):
+        return _taken_of_sparse(part, places)
     return part.iloc[places] if hasattr(part, "iloc") else array_of(part)[places]
+
+
+def _taken_of_sparse(matrix: Any, places: Any) -> Any:
+    """Return the rows at some places of a matrix of scipy.sparse, or of a tf.SparseTensor."""
+    if hasattr(matrix, "tocsr"):
+        return matrix.tocsr()[places]
+    rows = cast(SparseRows, as_rows(matrix, "x"))[places].compact()
+    of_rows = np.repeat(np.arange(len(rows)), rows.spans[:, 1])
+    indices = np.column_stack([of_rows, rows.entries["index"].astype(np.int64)])
+    return type(matrix)(indices, rows.entries["value"], rows.shape)

@@ -16,9 +16,11 @@ from keras import layers
 
 import sparkdl
 from sparkdl import Ensemble, SparkModel
+from sparkdl.data.arrays import as_rows
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling.ensemble_layers import Spread, Vote
 from sparkdl.tune.members import TrainingRows, built, resampled, side_by_side
+from sparkdl.tune.rows import count_of, folds_of, require_samples
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")
@@ -352,6 +354,35 @@ def test_a_bootstrap_sample_keeps_rows_together():
     assert np.array_equal(X[places], sample.x["a"])
     assert np.array_equal(3 * X[places], sample.x["b"][1])
     assert np.array_equal(Y[places], sample.y)
+
+
+def sparse_kinds():
+    """Return functions that make a sparse matrix from an array, by the kind of the matrix."""
+    import scipy.sparse
+    import tensorflow
+
+    kinds = {kind: partial(getattr(scipy.sparse, kind)) for kind in ("csr_matrix", "coo_array", "lil_matrix")}
+    return kinds | {"SparseTensor": tensorflow.sparse.from_dense}
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("kind", ["csr_matrix", "coo_array", "lil_matrix", "SparseTensor"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_of_sparse_matrices_are_sampled_and_divided(kind, nested):
+    """Sparse matrices are resampled and divided into folds as arrays are."""
+    dense = np.where(X > 0.5, X, 0)
+    made = sparse_kinds()[kind](dense)
+    rows = TrainingRows({"a": made} if nested else made, Y, np.arange(len(Y)))
+    require_samples(rows, "bootstrap=True")
+
+    def matches(part):
+        found = part.x["a"] if nested else part.x
+        assert type(found) is type(made) or kind != "SparseTensor"
+        return np.array_equal(as_rows(found, "x").toarray(), dense[part.sample_weight])
+
+    assert len(Y) == count_of(rows)
+    assert matches(resampled(rows, seed=3))
+    assert all(matches(part) for pair in folds_of(rows, 3, seed=3) for part in pair)
 
 
 @pytest.mark.parametrize(
