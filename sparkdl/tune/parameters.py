@@ -243,7 +243,9 @@ def _distribution(name: object, given: Any) -> BaseDistribution:
             return CategoricalDistribution(_choices(name, given))
         if isinstance(given, tuple) and (len(given) == 2 or len(given) == 3 and given[2] == LOG):
             low, high = map(_python, given[:2])
-            whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (low, high))
+            if isinstance(low, bool) or isinstance(high, bool):
+                raise ValueError(f"its limits are not numbers; for a choice, pass a list: {[low, high]}.")
+            whole = isinstance(low, int) and isinstance(high, int)
             made = IntDistribution if whole else FloatDistribution
             return made(low, high, log=len(given) == 3)
     except (TypeError, ValueError) as error:

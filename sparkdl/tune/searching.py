@@ -30,10 +30,10 @@ from sparkdl.spark.application import SparkApplication, application_of
 from sparkdl.spark.failures import explained_if_stopped
 from sparkdl.tune.best_models import BestModels, ranked
 from sparkdl.tune.cross_validation import CrossValidated, require_build
-from sparkdl.tune.parameters import size_of, space_of
+from sparkdl.tune.parameters import space_of
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.side_by_side import settings_of
-from sparkdl.tune.study import direction_of, make_study
+from sparkdl.tune.study import NUM_TRIALS, direction_of, make_study, number_of_trials
 from sparkdl.tune.study_run import StudyRun
 from sparkdl.tune.trials import TrialRunner
 
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 # Arguments of a fit or of a SparkModel that ``search`` sets itself, or that trials cannot share.
 OWN = {"self", "x", "y", "model", "verbose", "num_workers"}
 OWN |= {"checkpoint", "resume", "initial_epoch", "profile"}
+SEEDS = 2**32  # the seeds of samplers are those of NumPy, which have 32 bits
 
 
 @short
@@ -51,7 +52,7 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     *,
     metric: str = "val_loss",
     direction: str | None = None,
-    num_trials: int = 20,
+    num_trials: int | None = None,
     parallelism: int | None = None,
     workers_per_trial: int = 1,
     epochs: int = 1,
@@ -89,9 +90,11 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             both ends, of whole numbers if both ends are whole and of floats otherwise; a list of values; or a
             distribution of Optuna. None: ``build`` asks for its parameters.
         metric: the name of the result to optimize.
-        direction: "minimize" or "maximize"; by default it follows from the metric's name.
+        direction: "minimize" or "maximize"; by default it is that of a study given as ``storage``, or
+            follows from the metric's name.
         num_trials: total number of trials, including those that the study has finished already. Trials that
-            were interrupted, or lost with an executor and tried again, do not count.
+            were interrupted, or lost with an executor and tried again, do not count. The default is 20, or
+            all combinations of a grid.
         parallelism: the number of trials at a time; by default, as many as there are slots for.
         workers_per_trial: the number of workers of each trial.
         epochs: maximum number of epochs of a trial.
@@ -142,9 +145,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     """
     require_build(build)
     chosen = None if space is None else space_of(space)
-    better = direction_of(text("metric", metric), direction)
+    better = direction_of(text("metric", metric), direction, storage)
     for name, number in (("num_trials", num_trials), ("epochs", epochs), ("keep", keep)):
-        whole_number(name, number)
+        whole_number(name, NUM_TRIALS if number is None and name == "num_trials" else number)
     require_flag("dashboard", dashboard)
     of_fit = _known("fit_arguments", SparkModel.fit, fit_arguments) | {"epochs": epochs, "verbose": 0}
     of_fit |= {"batch_size": batch_size, "validation_data": validation_data}
@@ -154,8 +157,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
     of_model = _settings(settings, workers_per_trial)
     study = make_study(storage, study_name, better, sampler=sampler, pruner=pruner, seed=seed, epochs=epochs)
     cluster = application_of(getattr(data, "sparkSession", None))
-    num_trials = min(num_trials, size_of(chosen)) if sampler == "grid" and chosen else num_trials
-    threads = min(num_trials, _parallelism(cluster, parallelism, workers_per_trial))
+    trials = number_of_trials(num_trials, study.sampler, chosen)
+    at_once = _parallelism(cluster, parallelism, workers_per_trial)
+    threads = at_once if trials is None else min(trials, at_once)
     best = BestModels(keep, directory, study, of_model.get("custom_objects"))
     rows, weights = _rows(data)
     name, shared = _shared(rows)
@@ -171,7 +175,7 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         seed=seed,
     )
     display = LineDisplay(epochs) if verbose != 0 else Display(epochs)
-    run = StudyRun(study, runner, best, space=chosen, num_trials=num_trials, display=display)
+    run = StudyRun(study, runner, best, space=chosen, num_trials=trials, display=display)
     return _executed(run, cluster, threads, rows=name, page=dashboard and verbose != 0)
 
 
@@ -193,7 +197,7 @@ def _executed(
         "direction": study.direction.name.lower(),
         "sampler": type(study.sampler).__name__,
         "pruner": type(study.pruner).__name__,
-        "num_trials": run.num_trials,
+        "num_trials": "all" if run.num_trials is None else run.num_trials,
         "parallelism": threads,
         "workers_per_trial": runner.settings["num_workers"],
         "epochs": runner.fit_arguments["epochs"],
@@ -248,8 +252,16 @@ def _forget(cluster: SparkApplication, name: str) -> None:
 
 
 def _order(seed: int | None) -> int:
-    """Return the seed of the order of rows, which is the same in all trials."""
-    return secrets.randbelow(2**31) if seed is None else whole_number("seed", seed, least=0)
+    """Return the seed of the order of rows, which is the same in all trials.
+
+    Raises:
+        ConfigError: the seed is not a whole number of 32 bits.
+    """
+    if seed is None:
+        return secrets.randbelow(2**31)
+    if whole_number("seed", seed, least=0) >= SEEDS:
+        raise ConfigError(f"seed should be a whole number from 0 to {SEEDS - 1}; got {seed}.")
+    return seed
 
 
 def _settings(given: Mapping[str, Any] | None, workers: int) -> dict[str, Any]:

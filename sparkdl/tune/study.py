@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
@@ -18,15 +19,18 @@ from optuna.samplers import (
     BruteForceSampler,
     CmaEsSampler,
     GPSampler,
+    GridSampler,
     RandomSampler,
     TPESampler,
 )
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 
 from sparkdl.core.directions import is_better_larger
 from sparkdl.core.validation import one_of
 from sparkdl.errors import ConfigError
 from sparkdl.process.reasons import reason_of
+from sparkdl.tune.parameters import size_of
 
 SAMPLERS: dict[str, Callable[[int | None], BaseSampler]] = {
     "tpe": lambda seed: TPESampler(seed=seed, constant_liar=True, multivariate=False),
@@ -35,6 +39,7 @@ SAMPLERS: dict[str, Callable[[int | None], BaseSampler]] = {
     "cmaes": lambda seed: CmaEsSampler(seed=seed),
     "gp": lambda seed: GPSampler(seed=seed),
 }
+NUM_TRIALS = 20  # by default; a grid is searched as a whole
 NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}  # packages that Optuna imports for a sampler
 # The epochs of a fit are Optuna's steps. Successive halving and Hyperband are asynchronous (ASHA).
 PRUNERS: dict[str, Callable[[int], BasePruner]] = {
@@ -45,12 +50,15 @@ PRUNERS: dict[str, Callable[[int], BasePruner]] = {
 }
 
 
-def direction_of(metric: str, direction: str | None) -> Literal["minimize", "maximize"]:
+def direction_of(
+    metric: str, direction: str | None, storage: object = None
+) -> Literal["minimize", "maximize"]:
     """Return "minimize" or "maximize".
 
     Args:
         metric: the name of a metric, as in the results of an epoch.
         direction: the direction that the user named, if any.
+        storage: the storage of the search. If it is a study, its direction is the default.
 
     Raises:
         ConfigError: the direction is unknown, or does not follow from the metric's name.
@@ -58,12 +66,35 @@ def direction_of(metric: str, direction: str | None) -> Literal["minimize", "max
     if direction is not None:
         one_of("direction", direction, ("minimize", "maximize"))
         return "maximize" if direction == "maximize" else "minimize"
+    if isinstance(storage, optuna.Study) and len(storage.directions) == 1:
+        return "maximize" if storage.direction is StudyDirection.MAXIMIZE else "minimize"
     larger = is_better_larger(metric)
     if larger is None:
         raise ConfigError(
             f'Whether a smaller {metric} is better is not known. Set direction="minimize" or "maximize".'
         )
     return "maximize" if larger else "minimize"
+
+
+def number_of_trials(
+    wanted: int | None, sampler: BaseSampler, space: Mapping[str, BaseDistribution] | None
+) -> int | None:
+    """Return the number of trials of a search; None for a grid of unknown size, which ends by itself.
+
+    Args:
+        wanted: the number that the user asked for, if any.
+        sampler: the sampler of the study.
+        space: the distributions of the parameters; None if the trials ask for them.
+
+    Raises:
+        ConfigError: the sampler tries all combinations, and there are infinitely many.
+    """
+    if not isinstance(sampler, BruteForceSampler | GridSampler):
+        return NUM_TRIALS if wanted is None else wanted
+    if space is None or isinstance(sampler, GridSampler):
+        return wanted
+    size = size_of(space)
+    return size if wanted is None else min(wanted, size)
 
 
 def make_study(

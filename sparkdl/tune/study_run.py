@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 from typing import Any
@@ -35,7 +36,8 @@ class StudyRun:
         runner: runs a trial.
         best: keeps the best models.
         space: the distributions of the parameters; None: the trials ask for them.
-        num_trials: number of trials, with the finished ones of the study.
+        num_trials: number of trials, with the finished ones of the study; None: until the sampler has tried
+            its whole grid.
         display: prints lines.
 
     Attributes:
@@ -49,7 +51,7 @@ class StudyRun:
         best: BestModels,
         *,
         space: Any,
-        num_trials: int,
+        num_trials: int | None,
         display: Display,
     ) -> None:
         self.study, self.runner, self.best = study, runner, best
@@ -64,7 +66,8 @@ class StudyRun:
         self._exhausted = False
         self._failures: list[str] = []  # the reasons of the trials that failed
         self._earlier = 0  # failures of earlier searches of the study
-        self._ended, self._left, self._succeeded = 0, num_trials, False
+        self._ended, self._succeeded = 0, False
+        self._left = math.inf if num_trials is None else num_trials
 
     def execute(self, cluster: SparkApplication, threads: int) -> None:
         """Run the trials that are left.
@@ -249,7 +252,8 @@ class StudyRun:
         else:
             text = f"{metric}: {value_text(outcome.value or 0.0)}{after}"
         parameters = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
-        return f"Trial {trial.number} ({self._ended}/{self.num_trials}) - {text} - {parameters}"
+        of = "" if self.num_trials is None else f"/{self.num_trials}"
+        return f"Trial {trial.number} ({self._ended}{of}) - {text} - {parameters}"
 
 
 def _short(value: object) -> str:

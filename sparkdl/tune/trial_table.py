@@ -48,12 +48,18 @@ class TrialTable:
     Args:
         metric: the name of the result that is optimized.
         maximize: whether a larger value is better.
-        num_trials: the total number of trials to run, in which repeated trials do not count.
+        num_trials: the total number of trials to run, in which repeated trials do not count; None if it is
+            not known.
         changed: called after each change.
     """
 
     def __init__(
-        self, metric: str, *, maximize: bool, num_trials: int, changed: Callable[[], object] = lambda: None
+        self,
+        metric: str,
+        *,
+        maximize: bool,
+        num_trials: int | None,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         self.metric, self.num_trials, self.changed = metric, num_trials, changed
         self._sign = -1.0 if maximize else 1.0
@@ -116,7 +122,7 @@ class TrialTable:
             done = sum(row.state not in (RUNNING, REPEATED) for row in rows.values())
             return OverviewTable(
                 done=done,
-                of=max(done, self.num_trials),
+                of=max(done, self.num_trials or len(rows)),
                 facts=[] if best is None else self._facts(best),
                 columns=[
                     ("Trial",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import queue
 import threading
 import traceback
@@ -177,8 +176,8 @@ class TrialRunner:
     def _train(self, trial: Trial, report: TrialReport) -> TrialOutcome:
         parameters = Parameters(trial)
         built = self.builds.call(lambda: self._built(parameters)) if self.data else self._called(parameters)
-        if _is_number(built):
-            return _outcome_of(float(built), None)
+        if (number := _number(built)) is not None:
+            return _outcome_of(number, None)
         model, own = built if isinstance(built, tuple) and len(built) == 2 else (built, {})
         if not isinstance(model, keras.Model) or not isinstance(own, Mapping):
             raise ConfigError(
@@ -288,8 +287,14 @@ class TrialRunner:
         return build(**parameters.values) if self.spread else build(parameters)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real | np.ndarray) and np.ndim(value) == 0  # type: ignore[arg-type]
+def _number(value: Any) -> float | None:
+    """Return a number of any kind, such as a scalar tensor, as a float; None for other objects."""
+    if isinstance(value, keras.Model | str | bytes | bytearray):
+        return None
+    try:
+        return None if len(getattr(value, "shape", ())) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _outcome_of(value: float, model: keras.Model | None) -> TrialOutcome:

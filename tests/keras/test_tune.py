@@ -1,7 +1,10 @@
 """The parts of a search that need no Spark: parameters, ranges, directions, studies."""
 
 import importlib.util
+from decimal import Decimal
+from fractions import Fraction
 
+import keras
 import numpy as np
 import optuna
 import pytest
@@ -12,10 +15,17 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from sparkdl.errors import ConfigError
 from sparkdl.tune import Parameters
 from sparkdl.tune.parameters import size_of, space_of
-from sparkdl.tune.study import PRUNERS, SAMPLERS, direction_of, make_study
+from sparkdl.tune.study import PRUNERS, SAMPLERS, direction_of, make_study, number_of_trials
+from sparkdl.tune.trials import TrialRunner
 
 keras_tuner = pytest.importorskip("keras_tuner")
 OPTIONS = {"sampler": "random", "pruner": "none", "seed": 1, "epochs": 3}
+
+
+def runner_of(build, **options):
+    """Return a runner of trials without data."""
+    given = {"spread": False, "data": (), "shared": (), "fit_arguments": {}, "settings": {}}
+    return TrialRunner(build=build, metric="loss", maximize=False, **given | {"seed": None} | options)
 
 
 @pytest.fixture
@@ -141,6 +151,8 @@ def test_ranges_are_written_as_lists_and_tuples():
         ({"a": (2, 1)}, "The range of a in space is invalid"),
         ({"a": (0.0, 1.0, "log")}, "The range of a in space is invalid"),
         ({"a": ("x", "y")}, "The range of a in space is invalid"),
+        ({"a": (False, True)}, "not numbers; for a choice, pass a list: [False, True]."),
+        ({"a": (np.False_, 2)}, "not numbers; for a choice, pass a list: [False, 2]."),
     ],
 )
 def test_a_space_that_is_none_is_refused(space, message):
@@ -169,6 +181,16 @@ def test_an_unknown_metric_needs_a_direction():
     with pytest.raises(ConfigError, match="direction should be one of 'minimize', 'maximize'; got 'up'"):
         direction_of("val_loss", "up")
     assert "maximize" == direction_of("val_loss", "maximize")
+
+
+def test_the_direction_of_a_given_study_is_the_default():
+    """A study of Optuna keeps its direction, whatever the name of the metric, unless the user names one."""
+    study = optuna.create_study(direction="maximize")
+
+    assert "maximize" == direction_of("val_loss", None, study) == direction_of("mine", None, study)
+    assert "minimize" == direction_of("val_loss", "minimize", study)
+    assert "minimize" == direction_of("val_loss", None, optuna.create_study(directions=["maximize"] * 2))
+    assert study is make_study(study, None, "maximize", **OPTIONS)
 
 
 @pytest.mark.parametrize(("name", "choices"), [("sampler", SAMPLERS), ("pruner", PRUNERS)])
@@ -261,3 +283,48 @@ def test_the_combinations_of_a_grid_are_counted():
         ConfigError, match='sampler="grid" needs a finite space; rate has any number in a range'
     ):
         size_of(space_of({"rate": (0.0, 1.0)}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sampler", "space", "expected"),
+    [
+        (None, "tpe", {"a": (0.0, 1.0)}, 20),
+        (5, "random", {"a": [1, 2]}, 5),
+        (None, "grid", {"a": (1, 8), "b": (1, 5)}, 40),
+        (100, "grid", {"a": (1, 8), "b": (1, 5)}, 40),
+        (3, "grid", {"a": (1, 8), "b": (1, 5)}, 3),
+        (None, "grid", None, None),
+        (3, "grid", None, 3),
+    ],
+)
+def test_a_grid_is_searched_as_a_whole_by_default(wanted, sampler, space, expected):
+    """The default number of trials is that of all combinations of a grid, and 20 for other samplers."""
+    study = make_study(None, None, "minimize", **OPTIONS | {"sampler": sampler})
+
+    assert expected == number_of_trials(wanted, study.sampler, space and space_of(space))
+
+
+NUMBERS = {
+    "bool": np.bool_(True),
+    "int": np.int64(1),
+    "decimal": Decimal(1),
+    "fraction": Fraction(1, 1),
+    "array": np.array(1.0),
+    "tensor": keras.ops.convert_to_tensor(1.0),
+    "variable": keras.Variable(1.0),
+}
+
+
+@pytest.mark.parametrize("value", NUMBERS.values(), ids=NUMBERS)
+def test_an_objective_may_return_any_kind_of_number(ask, value):
+    """An objective returns its value as a number of any type that float() takes."""
+    assert 1.0 == runner_of(lambda trial: value).run(ask().trial).value
+
+
+@pytest.mark.parametrize("value", ["1.0", None, np.ones(1), [1.0], keras.Sequential(), 1j, {}])
+def test_an_objective_that_returns_something_else_fails(ask, value):
+    """A result that is neither a number nor a model is the reason of the trial's failure."""
+    outcome = runner_of(lambda trial: value).run(ask().trial)
+
+    assert outcome.value is None
+    assert "build " in outcome.reason

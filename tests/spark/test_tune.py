@@ -116,9 +116,7 @@ def test_a_trial_that_reaches_its_last_epoch_is_complete(spark, problem):
 def test_a_grid_is_searched_once(spark, problem):
     """A grid search ends after it has tried each combination once."""
     space = {"units": [2, 4], "rate": [0.1, 0.2]}
-    result = tune.search(
-        build, (problem.x, problem.y), space, num_trials=20, sampler="grid", pruner="none", **OPTIONS
-    )
+    result = tune.search(build, (problem.x, problem.y), space, sampler="grid", pruner="none", **OPTIONS)
 
     assert 4 == len(result.trials) == len(result.trials[["param_units", "param_rate"]].drop_duplicates())
 
@@ -166,6 +164,15 @@ def test_an_objective_is_a_function_that_returns_a_number(spark):
     assert abs(result.best_params["x"] - 3) < 1
     with pytest.raises(ConfigError, match=r"should have kept 1 model; that of trial \d+ was not kept"):
         assert result.best_model
+
+
+def test_a_grid_without_a_space_is_searched_as_a_whole(spark, capsys):
+    """A grid whose size is not known in advance is searched until its combinations have been tried."""
+    options = {"sampler": "grid", "metric": "loss", "dashboard": False, "verbose": 2}
+    result = tune.search(lambda hp: hp.Int("a", 1, 5) * hp.Int("b", 1, 5), **options)
+
+    assert 25 == len(result.trials)
+    assert "(25)" in capsys.readouterr().out
 
 
 def test_a_trial_that_fails_is_recorded_and_others_go_on(spark, problem):
@@ -224,6 +231,7 @@ def test_results_that_are_none_end_the_search(spark, returned, reason):
         ({"settings": {"num_workers": 2}}, "settings take no 'num_workers'"),
         ({"storage": "rubbish", "study_name": "a"}, "The storage 'rubbish' cannot be used"),
         ({"seed": -1}, "seed should be a whole number of at least 0; got -1."),
+        ({"seed": 2**33}, "seed should be a whole number from 0 to 4294967295; got 8589934592."),
         ({"checkpoint": "runs"}, "search takes no argument 'checkpoint'"),
         ({"storage": optuna.create_study(directions=["minimize"] * 2)}, "has minimize and minimize"),
     ],
