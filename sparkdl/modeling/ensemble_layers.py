@@ -70,8 +70,12 @@ class Spread(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, outputs: Sequence[Any]) -> Any:
         """Return the standard deviation of each entry, in the shape of one output."""
+        # The square of a number above 255 is not a float16.
+        wide = "float64" if self.compute_dtype == "float64" else "float32"
+        outputs = [ops.cast(output, wide) for output in outputs]
         mean = weighted_sum(outputs, self.shares)
-        return ops.sqrt(weighted_sum([ops.square(output - mean) for output in outputs], self.shares))
+        variance = weighted_sum([ops.square(output - mean) for output in outputs], self.shares)
+        return ops.cast(ops.sqrt(variance), self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the layer."""
