@@ -284,6 +284,11 @@ def _set_tracker(value: Any, tracker: Any) -> None:
             _set_tracker(each, tracker)
 
 
+def wrapped_function(metric: Any) -> Any:
+    """Return the function whose mean a ``MeanMetricWrapper`` is; None for any other metric."""
+    return metric._fn if type(metric) is keras.metrics.MeanMetricWrapper else None  # Keras 3.5 to 3.15
+
+
 def function_arguments(thing: Any) -> dict[str, Any]:
     """Return the arguments that a loss or metric passes to its function, as ``LossFunctionWrapper`` does."""
     return vars(thing).get("_fn_kwargs") or {}  # Keras 3.5 to 3.15

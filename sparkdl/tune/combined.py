@@ -6,6 +6,7 @@ be a member twice. They are frozen, and called as in inference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,7 +60,8 @@ def combine(models: Sequence[keras.Model], votes: Votes, scored: keras.Model | N
         scored: the model whose loss and metrics the ensemble gets; None: the first compiled member.
 
     Raises:
-        ConfigError: "hard" was requested for models that do not classify.
+        ConfigError: "hard" was requested for models that do not classify, or that return logits and have a
+            metric of the user's own, which may take only logits.
         ModelError: a member is not a Keras model, its inputs are not known, it has several outputs, it cannot
             be copied, or its inputs or its output do not match those of the first member.
     """
@@ -68,7 +70,7 @@ def combine(models: Sequence[keras.Model], votes: Votes, scored: keras.Model | N
     score, logits = score_of(scored), False
     if votes.voting == "hard":
         logits = _require_classes(scored)
-        score = score._replace(loss=_of_probabilities(score.loss))
+        score = _of_votes(score, logits=logits)
     inputs, outputs = _outputs(models)
     options = {"dtype": dtype_of(outputs[0])}
     prediction = Vote(votes.shares, votes.voting, logits, name=PREDICTION, **options)(outputs)
@@ -242,9 +244,60 @@ def _require_classes(model: keras.Model) -> bool:
     return head.logits
 
 
-def _of_probabilities(loss: Any) -> Any:
-    """Return the same loss for probabilities, since shares of votes are not logits."""
-    if not isinstance(loss, keras.losses.Loss):
-        return loss
-    config = loss.get_config()
-    return type(loss).from_config(config | {"from_logits": False}) if "from_logits" in config else loss
+def _of_votes(score: Score, *, logits: bool) -> Score:
+    """Return the same loss and metrics for shares of votes, which are probabilities.
+
+    Args:
+        score: the loss and the metrics of a member.
+        logits: whether the member returns logits.
+
+    Raises:
+        ConfigError: the members return logits, and it is not known whether a metric takes probabilities too.
+    """
+    loss = _of_probabilities(score.loss) if isinstance(score.loss, keras.losses.Loss) else score.loss
+    if not logits:
+        return score._replace(loss=loss)
+    return Score(loss, *([_metric_of_votes(metric) for metric in given] for given in score[1:]))
+
+
+def _metric_of_votes(metric: Any) -> Any:
+    """Return the same metric, of members that return logits, for shares of votes.
+
+    A threshold for logits becomes the probability of this logit. Keras's default of 0.5 is one already.
+
+    Raises:
+        ConfigError: it is not known whether the metric takes probabilities too.
+    """
+    wrapped = keras_internals.wrapped_function(metric)
+    if wrapped and "from_logits" in (arguments := keras_internals.function_arguments(metric)):
+        arguments["from_logits"] = False
+        return metric
+    config = metric.get_config() if isinstance(metric, keras.metrics.Metric) else {}
+    if "from_logits" in config:
+        return _of_probabilities(metric)
+    kind = metric if wrapped is None and not config else wrapped or type(metric)
+    if not isinstance(metric, str) and kind.__module__.partition(".")[0] != "keras":
+        raise ConfigError(
+            f'voting="hard" returns shares of votes, which are probabilities, but the metric "'
+            f'{getattr(metric, "name", None) or getattr(metric, "__name__", metric)}" of the members is for '
+            "their logits, as far as is known. Give it an argument from_logits that its get_config returns, "
+            "or compile the first member without it."
+        )
+    limits = {name: config[name] for name in ("threshold", "thresholds") if config.get(name) is not None}
+    if not limits:
+        return metric
+    changed = {
+        name: list(map(_probability, each)) if isinstance(each, list | tuple) else _probability(each)
+        for name, each in limits.items()
+    }
+    return type(metric).from_config(config | changed)
+
+
+def _probability(logit: float) -> float:
+    return logit if logit == 0.5 else 1 / (1 + math.exp(-logit))
+
+
+def _of_probabilities(part: Any) -> Any:
+    """Return the same loss or metric for probabilities, since shares of votes are not logits."""
+    config = part.get_config()
+    return type(part).from_config(config | {"from_logits": False}) if "from_logits" in config else part

@@ -152,6 +152,65 @@ def test_one_unit_votes_by_its_threshold(loss, activation, threshold):
     assert pytest.approx(-np.log(chosen).mean(), rel=0.01) == loss  # Keras rounds in float32
 
 
+METRICS = {
+    "from_logits": lambda logits: keras.metrics.BinaryCrossentropy(from_logits=logits),
+    "auc": lambda logits: keras.metrics.AUC(from_logits=logits),
+    "threshold": lambda logits: keras.metrics.BinaryAccuracy(threshold=0.0 if logits else 0.5),
+    "thresholds": lambda logits: keras.metrics.Precision([0.0] if logits else [0.5]),
+    "default": lambda logits: keras.metrics.Recall(),
+    "name": lambda logits: "accuracy",
+    "function": lambda logits: keras.metrics.MeanMetricWrapper(
+        keras.losses.binary_crossentropy, name="mean", from_logits=logits
+    ),
+    "weighted": lambda logits: keras.metrics.BinaryCrossentropy(name="weighted", from_logits=logits),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_of_logits_take_shares_of_votes(name):
+    """The metrics of members that return logits are those of probabilities in an ensemble of votes."""
+    argument = "weighted_metrics" if name == "weighted" else "metrics"
+    members = [network(1, None, None) for _ in range(3)]
+    members[0].compile(
+        "sgd", keras.losses.BinaryCrossentropy(from_logits=True), **{argument: [METRICS[name](True)]}
+    )
+    model = Ensemble(members, voting="hard").model
+    expected = keras.Model(model.inputs, model.outputs)
+    expected.compile("sgd", "binary_crossentropy", **{argument: [METRICS[name](False)]})
+    labels = (Y > 0).astype("float32")[:, None]
+
+    np.testing.assert_allclose(
+        np.hstack(model.evaluate(X, labels, verbose=0)), np.hstack(expected.evaluate(X, labels, verbose=0))
+    )
+
+
+def of_logits(y, predicted):
+    return keras.ops.cast((predicted > 0) == (y > 0), "float32")
+
+
+@pytest.mark.parametrize(
+    "metric", [of_logits, lambda: keras.metrics.MeanMetricWrapper(of_logits, "of_logits")]
+)
+def test_a_metric_that_may_be_of_logits_is_refused_in_votes(metric):
+    """A metric of the user's own that is not known to take probabilities is refused by its name."""
+    member = network(1, None, None)
+    made = metric if metric is of_logits else metric()
+    member.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), metrics=[made])
+
+    with pytest.raises(ConfigError, match='the metric "of_logits" of the members is for their logits'):
+        Ensemble([member], voting="hard")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_spread_of_large_numbers_is_finite(dtype):
+    """The standard deviation of numbers whose squares are no float16 is finite in any dtype."""
+    parts = [keras.ops.cast([[1000.0, 60000.0]], dtype), keras.ops.cast([[-1000.0, 60000.0]], dtype)]
+    found = Spread([0.5, 0.5], dtype=dtype)(parts)
+
+    assert dtype == keras.backend.standardize_dtype(found.dtype)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(keras.ops.cast(found, "float32")), [[1000, 0]])
+
+
 def test_the_most_votes_win(three):
     """A hard vote returns the share of votes of each class."""
     ensemble = Ensemble(three, voting="hard")
