@@ -32,7 +32,7 @@ from sparkdl.tune.best_models import BestModels, ranked
 from sparkdl.tune.cross_validation import CrossValidated, require_build
 from sparkdl.tune.parameters import space_of
 from sparkdl.tune.result import SearchResult
-from sparkdl.tune.side_by_side import settings_of
+from sparkdl.tune.side_by_side import kept_states, settings_of
 from sparkdl.tune.study import NUM_TRIALS, direction_of, make_study, number_of_trials
 from sparkdl.tune.study_run import StudyRun
 from sparkdl.tune.trials import TrialRunner
@@ -111,8 +111,9 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
             own if they are given.
         study_name: the name of the study in the storage.
         seed: the seed of the sampler, of the order of rows and, with the trial's number, of the initial
-            weights. In a study that is resumed, the sampler goes on with other choices. With several trials
-            at a time, these still depend on which trials end first.
+            weights, also of an objective if ``parallelism`` is 1. In a study that is resumed, the sampler
+            goes on with other choices. With several trials at a time, these still depend on which trials end
+            first.
         keep: the number of best models to keep.
         directory: a folder for the best models: a local path or a URI. The models of a study are in a
             subfolder named after the study. None keeps them in memory, and a later search of the study then
@@ -204,6 +205,8 @@ def _executed(
     }
     with Cleanup() as stack:
         stack.callback(_forget, cluster, rows)
+        if runner.seed is not None and not runner.data:
+            stack.enter_context(kept_states())  # objectives set the seeds
         if page:
             network = runner.settings.get("network") or Network()
             stack.enter_context(shown(run.record, cluster, network, run.display.note))

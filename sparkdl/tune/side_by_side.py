@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkdl.core.validation import whole_number
@@ -53,9 +54,25 @@ def seeded(seed: int) -> Iterator[None]:
     global generators are restored afterwards.
     """
     with alone():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        set_seed(seed)
         yield
+
+
+def set_seed(seed: int) -> None:
+    """Set the seeds of the global random generators, from which Keras draws those of initial weights."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def kept_states() -> Iterator[None]:
+    """Restore the states of the global random generators after a ``with`` block."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def own_callbacks(callbacks: object) -> list[Callback]:
@@ -90,6 +107,8 @@ def run_threads(
 ) -> None:
     """Call a function in several threads, and wait until all calls have ended.
 
+    The threads have Keras's default dtype policy of this thread. Keras keeps it by thread.
+
     Args:
         cluster: the Spark application.
         work: the function. It raises nothing.
@@ -99,7 +118,13 @@ def run_threads(
         failed: returns True if the calls should end.
         idle: called by this thread while it waits, with a number of seconds.
     """
-    threads = [cluster.thread(work, f"{name}-{number}") for number in range(count)]
+    policy = keras.config.dtype_policy()
+
+    def begin() -> None:
+        keras.config.set_dtype_policy(policy)
+        work()
+
+    threads = [cluster.thread(begin, f"{name}-{number}") for number in range(count)]
     with Cleanup() as stack:
         stack.callback(_end, threads, stop)
         for thread in threads:

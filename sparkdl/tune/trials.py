@@ -26,7 +26,7 @@ from sparkdl.tune.cross_validation import CrossValidated
 from sparkdl.tune.parameters import Parameters
 from sparkdl.tune.report import FoldReport, Reported, TrialReport
 from sparkdl.tune.rows import TrainingRows
-from sparkdl.tune.side_by_side import own_callbacks, seeded
+from sparkdl.tune.side_by_side import own_callbacks, seeded, set_seed
 
 # Arguments that a trial may set and still use the shared rows, whose name has the size of batches.
 SAME_ROWS = {"batch_size", "epochs", "callbacks", "validation_batch_size", "validation_freq"}
@@ -120,8 +120,8 @@ class TrialRunner:
         reported: called after each epoch of a trial.
         log: logs the fits to MLflow, if its autologging is on.
         running: the models that are being trained, by the number of their trials.
-        builds: calls the function in the main thread if there is data, since Keras keeps settings, such as
-            the dtype policy, by thread. An objective is called in the trial's own thread.
+        builds: calls the function in the main thread if there is data. An objective is called in the trial's
+            own thread.
         names: Keras's counters for the default names of layers when the search began. The names of each model
             start from them, so that equal models have equal names.
     """
@@ -175,7 +175,7 @@ class TrialRunner:
 
     def _train(self, trial: Trial, report: TrialReport) -> TrialOutcome:
         parameters = Parameters(trial)
-        built = self.builds.call(lambda: self._built(parameters)) if self.data else self._called(parameters)
+        built = self.builds.call(lambda: self._built(parameters)) if self.data else self._judged(parameters)
         if (number := _number(built)) is not None:
             return _outcome_of(number, None)
         model, own = built if isinstance(built, tuple) and len(built) == 2 else (built, {})
@@ -281,6 +281,15 @@ class TrialRunner:
         seed = nullcontext() if self.seed is None else seeded(self.seed + parameters.trial.number)
         with seed, keras_internals.names_from(self.names):
             return self._called(parameters)
+
+    def _judged(self, parameters: Parameters) -> Any:
+        """Return the result of an objective, with reproducible initial weights if no other runs beside it.
+
+        Objectives may take long, so they do not wait for each other, as functions that build a model do.
+        """
+        if self.seed is not None:
+            set_seed(self.seed + parameters.trial.number)
+        return self._called(parameters)
 
     def _called(self, parameters: Parameters) -> Any:
         build: Callable[..., Any] = self.build.build if hasattr(self.build, "build") else self.build

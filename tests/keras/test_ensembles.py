@@ -395,6 +395,18 @@ def test_a_member_whose_fit_ends_in_any_error_ends_all(kind, place):
     )
 
 
+def test_members_are_trained_with_the_policy_of_the_caller():
+    """Keras keeps the default dtype policy by thread; the threads of members have that of their caller."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        found = side_by_side(Threads(), [lambda: keras.config.dtype_policy().name] * 2, 2, lambda: None)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+    assert ["mixed_bfloat16"] * 2 == found
+
+
 def test_a_seed_determines_the_initial_weights():
     """The same seed gives the same initial weights, and another seed gives different weights."""
     first, again, other = (built(network, seed).get_weights()[0] for seed in (1, 1, 2))

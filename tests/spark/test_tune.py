@@ -1,6 +1,7 @@
 """Searches for hyper-parameters, whose trials are fits on Spark."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -173,6 +174,31 @@ def test_a_grid_without_a_space_is_searched_as_a_whole(spark, capsys):
 
     assert 25 == len(result.trials)
     assert "(25)" in capsys.readouterr().out
+
+
+def test_an_objective_runs_with_the_callers_policy_and_seed(spark):
+    """An objective has the caller's dtype policy, and with a seed, initial weights that can be reproduced."""
+    found = []
+
+    def objective(a):
+        layer = keras.layers.Dense(1)
+        layer.build((None, 2))
+        found.append((layer.compute_dtype, layer.get_weights()[0].tolist()))
+        return a
+
+    before, state = keras.config.dtype_policy(), random.getstate()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        for _ in range(2):
+            options = {"space": {"a": [1.0]}, "num_trials": 2, "parallelism": 1, "seed": 3, "verbose": 0}
+            tune.search(objective, **options)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+    assert ["bfloat16"] * 4 == [dtype for dtype, _ in found]
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
+    assert state == random.getstate()
 
 
 def test_a_trial_that_fails_is_recorded_and_others_go_on(spark, problem):
