@@ -173,6 +173,10 @@ class SparkApplication:
         """Return the number of workers to use, and the reason; see ``Slots.num_workers``."""
         return Slots(self).num_workers(wanted, most, timeout)
 
+    def most_slots(self) -> int:
+        """Return the number of slots at the limit of dynamic allocation; 0 without a known limit."""
+        return Slots(self).most()
+
     def addresses(self, bind: str | None, advertised: str | None) -> tuple[str, str]:
         """Return the address that the endpoint listens on, and the host that executors connect to."""
         listen, host = self._own_addresses()

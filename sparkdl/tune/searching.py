@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 # Arguments of a fit or of a SparkModel that ``search`` sets itself, or that trials cannot share.
 OWN = {"self", "x", "y", "model", "verbose", "num_workers"}
 OWN |= {"checkpoint", "resume", "initial_epoch", "profile"}
+AT_ONCE = 16  # trials at a time under dynamic allocation without a limit
 SEEDS = 2**32  # the seeds of samplers are those of NumPy, which have 32 bits
 
 
@@ -95,7 +96,8 @@ def search(  # noqa: PLR0913 - the settings of a search, by keyword
         num_trials: total number of trials, including those that the study has finished already. Trials that
             were interrupted, or lost with an executor and tried again, do not count. The default is 20, or
             all combinations of a grid.
-        parallelism: the number of trials at a time; by default, as many as there are slots for.
+        parallelism: the number of trials at a time; by default, as many as there are slots for. Under dynamic
+            allocation these are the slots that the application may get; without a limit, those of 16 trials.
         workers_per_trial: the number of workers of each trial.
         epochs: maximum number of epochs of a trial.
         batch_size: as in ``SparkModel.fit``.
@@ -308,8 +310,9 @@ def _parallelism(cluster: SparkApplication, wanted: int | None, workers: int) ->
         whole_number("parallelism", wanted)
     with explained_if_stopped(cluster):
         slots, _ = cluster.num_workers(None, None, 60.0)
-    if cluster.dynamic:
-        return wanted or max(1, slots // workers)
+    if cluster.dynamic:  # executors that are idle have been released, and start again for the trials
+        limit = cluster.most_slots()
+        return wanted or max(limit // workers if limit else AT_ONCE, slots // workers, 1)
     trials = wanted or 1
     if trials * workers > slots:
         raise ConfigError(
