@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -75,8 +76,12 @@ def kept_states() -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def own_callbacks(callbacks: object) -> list[Callback]:
+def own_callbacks(callbacks: object, same: Mapping[int, object] = MappingProxyType({})) -> list[Callback]:
     """Return copies of the user's callbacks, since a callback has the state and the model of one fit.
+
+    Args:
+        callbacks: the callbacks.
+        same: by the ``id`` of an object that a callback may refer to, the object that its copy refers to.
 
     Raises:
         ConfigError: one is not a Keras callback, or cannot be copied.
@@ -86,7 +91,7 @@ def own_callbacks(callbacks: object) -> list[Callback]:
         try:
             made = copy.copy(given)
             keras_internals.forget_model(made)
-            copies.append(copy.deepcopy(made))
+            copies.append(copy.deepcopy(made, dict(same)))
         except Exception as error:
             raise ConfigError(
                 f"callbacks should be copyable, because each of several fits gets a copy; "

@@ -6,6 +6,7 @@ import math
 import queue
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext, suppress
@@ -19,8 +20,10 @@ from optuna.exceptions import TrialPruned
 
 from sparkdl.api.spark_model import SparkModel
 from sparkdl.api.tracking import LoggedSearch
+from sparkdl.driver.epochs import check_callbacks
 from sparkdl.errors import ClusterError, ConfigError, SparkDLError, WorkerLostError
 from sparkdl.modeling import keras_internals, serialization
+from sparkdl.modeling.keras_types import Callback
 from sparkdl.process.reasons import reason_of
 from sparkdl.tune.cross_validation import CrossValidated
 from sparkdl.tune.parameters import Parameters
@@ -124,6 +127,8 @@ class TrialRunner:
             own thread.
         names: Keras's counters for the default names of layers when the search began. The names of each model
             start from them, so that equal models have equal names.
+        used: the callbacks that the function returned for a trial.
+        lock: guards ``used``.
     """
 
     build: Any
@@ -141,6 +146,8 @@ class TrialRunner:
     running: dict[int, keras.Model] = field(default_factory=dict)
     builds: MainThread = field(default_factory=MainThread)
     names: dict[str, int] = field(default_factory=keras_internals.default_names)
+    used: weakref.WeakSet[Callback] = field(default_factory=weakref.WeakSet)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, trial: Trial) -> TrialOutcome:
         """Run a trial, and return how it ended.
@@ -188,6 +195,10 @@ class TrialRunner:
             raise ConfigError("build returned a model, but there is no data to train it on. Pass data=.")
         self.running[trial.number] = model
         arguments = self.fit_arguments | dict(own)
+        if own.get("callbacks"):
+            arguments["callbacks"] = self._own(own["callbacks"])
+        else:
+            arguments["callbacks"] = own_callbacks(arguments.get("callbacks"))
         if isinstance(report, FoldReport):
             return self._cross_validate(model, arguments, report)
         return self._fit(model, parameters, arguments, report, same_rows=not set(own) - SAME_ROWS)
@@ -213,7 +224,7 @@ class TrialRunner:
         Raises:
             ConfigError: the metric is a result of validation, and there are no validation rows.
         """
-        arguments["callbacks"] = report.callbacks(own_callbacks(arguments.get("callbacks")))
+        arguments["callbacks"] = report.callbacks(arguments["callbacks"])
         spark_model = SparkModel(model, **self.settings)
         if hasattr(self.build, "fit"):
             report.may_be_added = True
@@ -257,7 +268,8 @@ class TrialRunner:
         for place, (training, held) in enumerate(folds):
             copy = serialization.copy_of(model, self.settings.get("custom_objects"))
             self.running[report.trial.number] = copy
-            callbacks = report.callbacks(own_callbacks(arguments.get("callbacks")))
+            same = {id(model): copy, id(model.optimizer): copy.optimizer}
+            callbacks = report.callbacks(own_callbacks(arguments["callbacks"], same))
             of_fold = {"validation_data": held.as_data(), "callbacks": callbacks}
             SparkModel(copy, **self.settings).fit(**training._asdict(), **arguments | of_fold)
             if self.stopping.is_set():
@@ -281,6 +293,17 @@ class TrialRunner:
         seed = nullcontext() if self.seed is None else seeded(self.seed + parameters.trial.number)
         with seed, keras_internals.names_from(self.names):
             return self._called(parameters)
+
+    def _own(self, callbacks: object) -> list[Callback]:
+        """Return the callbacks that the user's function made for a trial, or copies if others have them.
+
+        Callbacks of one trial may refer to its model or to its optimizer.
+        """
+        with self.lock:
+            given = check_callbacks(callbacks)
+            fresh = not self.used.intersection(given)
+            self.used.update(given)
+        return given if fresh else own_callbacks(given)
 
     def _judged(self, parameters: Parameters) -> Any:
         """Return the result of an objective, with reproducible initial weights if no other runs beside it.

@@ -15,6 +15,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from sparkdl.errors import ConfigError
 from sparkdl.tune import Parameters
 from sparkdl.tune.parameters import size_of, space_of
+from sparkdl.tune.searching import AT_ONCE, _parallelism
+from sparkdl.tune.side_by_side import own_callbacks
 from sparkdl.tune.study import PRUNERS, SAMPLERS, direction_of, make_study, number_of_trials
 from sparkdl.tune.trials import TrialRunner
 
@@ -302,6 +304,66 @@ def test_a_grid_is_searched_as_a_whole_by_default(wanted, sampler, space, expect
     study = make_study(None, None, "minimize", **OPTIONS | {"sampler": sampler})
 
     assert expected == number_of_trials(wanted, study.sampler, space and space_of(space))
+
+
+class Application:
+    """A Spark application with a number of slots, and under dynamic allocation with a limit."""
+
+    def __init__(self, slots, *, dynamic, limit=0):
+        self.slots, self.dynamic, self.limit, self.stopped = slots, dynamic, limit, False
+
+    def num_workers(self, wanted, most, timeout):
+        return self.slots, "one per slot"
+
+    def most_slots(self):
+        return self.limit
+
+
+@pytest.mark.parametrize(
+    ("application", "wanted", "workers", "expected"),
+    [
+        (Application(4, dynamic=False), None, 1, 4),
+        (Application(4, dynamic=False), 3, 1, 3),
+        (Application(4, dynamic=False), None, 2, 2),
+        (Application(1, dynamic=True, limit=8), None, 1, 8),
+        (Application(1, dynamic=True, limit=8), None, 3, 2),
+        (Application(1, dynamic=True, limit=8), None, 9, 1),
+        (Application(1, dynamic=True, limit=8), 2, 1, 2),
+        (Application(1, dynamic=True), None, 1, AT_ONCE),
+        (Application(40, dynamic=True), None, 1, 40),
+    ],
+)
+def test_trials_use_the_slots_that_the_application_may_get(application, wanted, workers, expected):
+    """Under dynamic allocation, as many trials run at a time as the limit of executors allows."""
+    assert expected == _parallelism(application, wanted, workers)
+
+
+def compiled():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class OfModel(keras.callbacks.Callback):
+    """A callback with a model and its optimizer."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.optimizer = own, own.optimizer
+
+
+def test_callbacks_that_a_function_makes_are_used_as_they_are():
+    """A callback that the function made for a trial refers to the trial's model; shared ones are copied."""
+    runner, model = runner_of(None), compiled()
+    made = OfModel(model)
+
+    assert [made] == runner._own(made)
+    (shared,) = runner._own([made])
+    assert shared is not made
+    (of_fold,) = own_callbacks(made, {id(model): (other := compiled()), id(model.optimizer): other.optimizer})
+    assert (other, other.optimizer) == (of_fold.own, of_fold.optimizer)
+    with pytest.raises(ConfigError, match="callbacks should be keras.callbacks.Callback objects; got int"):
+        runner._own([3])
 
 
 NUMBERS = {

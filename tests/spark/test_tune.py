@@ -167,6 +167,30 @@ def test_an_objective_is_a_function_that_returns_a_number(spark):
         assert result.best_model
 
 
+@pytest.mark.whole
+def test_callbacks_may_refer_to_the_model_of_their_trial(spark, problem):
+    """A callback that build returns with the model sees that model, and each trial and each fold its own."""
+    seen = []
+
+    class Rate(keras.callbacks.Callback):
+        def __init__(self, own):
+            super().__init__()
+            self.own = own
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(self.own is self.model)
+
+    def with_callback(rate):
+        model = build(4, rate)
+        return model, {"callbacks": [Rate(model)]}
+
+    for function in (with_callback, tune.cross_validated(with_callback, 2)):
+        options = {"metric": "loss", "num_trials": 1, "verbose": 0, "batch_size": 32}
+        tune.search(function, (problem.x, problem.y), {"rate": [0.1]}, **options)
+
+    assert [True] * 3 == seen
+
+
 def test_a_grid_without_a_space_is_searched_as_a_whole(spark, capsys):
     """A grid whose size is not known in advance is searched until its combinations have been tried."""
     options = {"sampler": "grid", "metric": "loss", "dashboard": False, "verbose": 2}
