@@ -41,11 +41,13 @@ class Parameters:
         self._fixed: dict[str, Any] = {}
         self._conditions: list[tuple[str, tuple[Any, ...]]] = []
         self._scopes: list[str] = []
+        self._aliases: dict[str, str] = {}  # by name, the name in the study, if that is another one
 
     @property
     def values(self) -> dict[str, Any]:
         """The values chosen so far, by name."""
-        return self.trial.params | self._fixed
+        chosen = self.trial.params
+        return chosen | {name: chosen[alias] for name, alias in self._aliases.items()} | self._fixed
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the trial, such as ``suggest_float``, ``report`` or ``number``."""
@@ -181,7 +183,24 @@ class Parameters:
             self._scopes.pop()
 
     def _draw(self, name: str, draw: Callable[[str], Any], parent: tuple[str | None, Any]) -> Any:
-        return draw(self._scoped(name)) if self._active(parent) else None
+        """Return the value of a parameter; None if it is not active.
+
+        KerasTuner allows other values for the same name under another condition. A study does not, so there
+        the second of these parameters has the condition in its name.
+        """
+        if not self._active(parent):
+            return None
+        name, conditions = self._scoped(name), self._conditions_with(parent)
+        try:
+            return draw(name)
+        except ValueError:  # the study has other values
+            if not conditions:
+                raise
+        texts = [f"{parent} = {' or '.join(map(str, values))}" for parent, values in conditions]
+        alias = f"{name} ({', '.join(texts)})"
+        value = draw(alias)
+        self._aliases[name] = alias
+        return value
 
     def _choose_ratio(
         self, name: str, limits: tuple[float, float, float], sampling: str, parent: tuple[str | None, Any]
@@ -201,9 +220,12 @@ class Parameters:
             values = [low + high - each for each in values]
         return self._draw(name, partial(self.trial.suggest_categorical, choices=tuple(values)), parent)
 
-    def _active(self, parent: tuple[str | None, Any]) -> bool:
+    def _conditions_with(self, parent: tuple[str | None, Any]) -> list[tuple[str, tuple[Any, ...]]]:
         name, wanted = parent
-        conditions = self._conditions + ([] if name is None else [(self._scoped(name), _listed(wanted))])
+        return self._conditions + ([] if name is None else [(self._scoped(name), _listed(wanted))])
+
+    def _active(self, parent: tuple[str | None, Any]) -> bool:
+        conditions = self._conditions_with(parent)
         values = self.values if conditions else {}
         return all(values.get(name) in wanted for name, wanted in conditions)
 

@@ -86,6 +86,43 @@ def test_keras_tuner_itself_knows_the_same_values():
     assert model_of(hp).keys() == model_of(Parameters(optuna.create_study().ask())).keys()
 
 
+def conditional(hp):
+    """Ask for a parameter whose values depend on another one, as functions written for KerasTuner do."""
+    kind = hp.Choice("kind", ["dense", "conv"])
+    with hp.conditional_scope("kind", ["dense"]):
+        dense = hp.Choice("size", ["small", "large"])
+    with hp.conditional_scope("kind", ["conv"]):
+        conv = hp.Choice("size", [3, 5])
+        step = hp.Float("step", 0.1, 0.2)
+    return {"kind": kind, "dense": dense, "conv": conv, "size": hp.get("size"), "again": "size" in hp} | {
+        "depth": hp.Int("step", 1, 2, parent_name="kind", parent_values="dense"),
+        "step": step,
+    }
+
+
+@pytest.mark.parametrize("storage", [False, True])
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_name_may_have_other_values_under_another_condition(tmp_path, sampler, storage):
+    """The same name in two conditional scopes has the values of the scope that is active."""
+    where = f"sqlite:///{tmp_path}/study.db" if storage else None
+    study = make_study(where, "a", "minimize", **OPTIONS | {"sampler": sampler})
+    found = []
+    for _ in range(15):
+        trial = study.ask()
+        found.append(conditional(Parameters(trial)))
+        study.tell(trial, 1.0)
+
+    assert {("small", None), ("large", None), (None, 3), (None, 5)} == {
+        (each["dense"], each["conv"]) for each in found
+    }
+    for each in found:
+        assert each["again"]
+        assert (each["dense"] or each["conv"]) == each["size"]
+        assert (each["kind"] == "dense") == (each["depth"] in (1, 2)) == (each["step"] is None)
+    names = {name for trial in study.trials for name in trial.params if name.startswith("size")}
+    assert names in ({"size", "size (kind = conv)"}, {"size", "size (kind = dense)"})
+
+
 def test_the_recorded_values_are_those_that_were_used(ask):
     """The parameters of a trial are the values that its function got, whatever the scale."""
     parameters = ask()
