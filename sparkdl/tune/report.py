@@ -86,6 +86,10 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
             for name, curve in self._curves.items()
         }
 
+    def set_model(self, model: Any) -> None:
+        """Set the model: a keras.Model, or the SparkModel that a HyperModel's own loop has."""
+        super().set_model(model if isinstance(model, keras.Model) else model.model)
+
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """End the fit if the search ends."""
         self._end_if_stopping()
@@ -100,9 +104,10 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
         if value is None:
             self._end_if_stopping()
             return
+        epochs = (self.params or {}).get("epochs")  # a HyperModel's own loop may leave them out
         if self._is_better(value):
             self.best, self.best_epoch, self.weights = value, self.epochs, self._weights()
-        self._tell(value, self.epochs, last=epoch + 1 == self.params["epochs"])
+        self._tell(value, self.epochs, last=epoch + 1 == epochs)
 
     def callbacks(self, others: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
         """Return the callbacks of a fit: others and this one, which has to see their changes."""

@@ -236,10 +236,13 @@ class TrialRunner:
             return TrialOutcome(pruned=True)
         if self.stopping.is_set():
             return TrialOutcome(interrupted=True)
-        report.require_metric()
         # The fit of a HyperModel may return something else, or leave the callbacks out.
-        if not hasattr(fitted, "history") or not report.results:
-            return _outcome_of(self._value(fitted), model)
+        if fitted is not None and not hasattr(fitted, "history") or not report.results:
+            value = self._value(fitted)
+            if value == report.best:
+                model.set_weights(report.weights)
+            return _outcome_of(value, model)
+        report.require_metric()
         if report.best is None:
             return TrialOutcome(reason=f"{self.metric} was not a number in any epoch.")
         model.set_weights(report.weights)

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -120,6 +121,23 @@ def test_the_best_weights_are_those_that_were_evaluated(make):
 
     report.model.set_weights(report.weights)
     assert pytest.approx(report.best, rel=1e-5) == report.model.evaluate(*held, verbose=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loop_of_the_users_may_call_the_report(wrapped):
+    """A loop that sets the model, and ends epochs, but sets no parameters of callbacks, reports them."""
+    model = report_of().model
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.35))
+    options = {"maximize": False, "stopping": threading.Event(), "reported": lambda *given: None}
+    report = TrialReport(study.ask(), "val_loss", **options)
+    for callback in report.callbacks([keras.callbacks.SwapEMAWeights()]):
+        if not isinstance(callback, keras.callbacks.SwapEMAWeights):
+            callback.set_model(SimpleNamespace(model=model) if wrapped else model)
+    for epoch, value in enumerate([0.3, 0.2, 0.4]):
+        report.on_epoch_end(epoch, {"val_loss": value})
+
+    assert (0.2, 2, True) == (report.best, report.best_epoch, report.pruned)
+    assert model.stop_training
 
 
 def folds_of(*curves, **options):

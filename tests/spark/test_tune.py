@@ -581,6 +581,31 @@ def test_a_hyper_model_may_leave_the_callbacks_out(spark, problem):
     assert 0 < result.best_value < 5
 
 
+def test_a_hyper_model_may_have_a_loop_of_its_own(spark, problem):
+    """A loop that calls the callbacks itself reports its epochs, and its best weights are kept."""
+
+    class Own(keras_tuner.HyperModel):
+        def build(self, hp):
+            return build(4, hp.Float("rate", 0.1, 0.2))
+
+        def fit(self, hp, model, x, y, callbacks=None, **arguments):
+            for callback in callbacks:
+                callback.set_model(model)
+            for epoch, loss in enumerate([0.5, 0.25, 0.75]):
+                model.model.set_weights([weight * 0 + epoch for weight in model.model.get_weights()])
+                for callback in callbacks:
+                    callback.on_epoch_end(epoch, {"val_loss": loss})
+            return 0.25
+
+    result = tune.search(Own(), (problem.x, problem.y), num_trials=1, **OPTIONS)
+
+    assert [("complete", 0.25, 3, 2)] == [
+        tuple(row)
+        for row in result.trials[["state", "value", "epochs", "best_epoch"]].itertuples(index=False)
+    ]
+    assert 1.0 == result.best_model.get_weights()[0].max()
+
+
 CROSS = {"metric": "val_loss", "batch_size": 32, "verbose": 0, "seed": 5}
 
 
