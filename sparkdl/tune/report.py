@@ -88,7 +88,7 @@ class TrialReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         """Set the model: a keras.Model, or the SparkModel that a HyperModel's own loop has."""
-        super().set_model(model if isinstance(model, keras.Model) else model.model)
+        super().set_model(model if isinstance(model, keras.Model) else getattr(model, "model", model))
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """End the fit if the search ends."""

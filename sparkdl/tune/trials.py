@@ -127,8 +127,9 @@ class TrialRunner:
             own thread.
         names: Keras's counters for the default names of layers when the search began. The names of each model
             start from them, so that equal models have equal names.
-        used: the callbacks that the function returned for a trial.
-        lock: guards ``used``.
+        begun: by a callback that the function returned for a trial, a copy of its state before the first fit;
+            None if it cannot be copied.
+        lock: guards ``begun``.
     """
 
     build: Any
@@ -146,7 +147,9 @@ class TrialRunner:
     running: dict[int, keras.Model] = field(default_factory=dict)
     builds: MainThread = field(default_factory=MainThread)
     names: dict[str, int] = field(default_factory=keras_internals.default_names)
-    used: weakref.WeakSet[Callback] = field(default_factory=weakref.WeakSet)
+    begun: weakref.WeakKeyDictionary[Callback, Callback | None] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, trial: Trial) -> TrialOutcome:
@@ -196,7 +199,7 @@ class TrialRunner:
         self.running[trial.number] = model
         arguments = self.fit_arguments | dict(own)
         if own.get("callbacks"):
-            arguments["callbacks"] = self._own(own["callbacks"])
+            arguments["callbacks"] = self._own(own["callbacks"], model)
         else:
             arguments["callbacks"] = own_callbacks(arguments.get("callbacks"))
         if isinstance(report, FoldReport):
@@ -271,7 +274,7 @@ class TrialRunner:
         for place, (training, held) in enumerate(folds):
             copy = serialization.copy_of(model, self.settings.get("custom_objects"))
             self.running[report.trial.number] = copy
-            same = {id(model): copy, id(model.optimizer): copy.optimizer}
+            same = {id(model): copy, id(getattr(model, "optimizer", None)): copy.optimizer}
             callbacks = report.callbacks(own_callbacks(arguments["callbacks"], same))
             of_fold = {"validation_data": held.as_data(), "callbacks": callbacks}
             SparkModel(copy, **self.settings).fit(**training._asdict(), **arguments | of_fold)
@@ -297,16 +300,28 @@ class TrialRunner:
         with seed, keras_internals.names_from(self.names):
             return self._called(parameters)
 
-    def _own(self, callbacks: object) -> list[Callback]:
-        """Return the callbacks that the user's function made for a trial, or copies if others have them.
+    def _own(self, callbacks: object, model: keras.Model) -> list[Callback]:
+        """Return the callbacks that the user's function made for a trial.
 
-        Callbacks of one trial may refer to its model or to its optimizer.
+        They are used as they are, since they may refer to the model of the trial. If the function returns
+        the same callback for another trial too, that one gets a copy of its state before the first fit.
+
+        Raises:
+            ConfigError: one is not a Keras callback, or is that of another trial and cannot be copied.
         """
+        chosen = []
+        parts = model, getattr(model, "optimizer", None), *model.layers, *model.variables
+        same = {id(each): each for each in parts}
         with self.lock:
-            given = check_callbacks(callbacks)
-            fresh = not self.used.intersection(given)
-            self.used.update(given)
-        return given if fresh else own_callbacks(given)
+            for given in check_callbacks(callbacks):
+                if given in self.begun:
+                    chosen += own_callbacks(self.begun[given] or given)
+                    continue
+                self.begun[given] = None
+                with suppress(ConfigError):
+                    (self.begun[given],) = own_callbacks(given, same)
+                chosen.append(given)
+        return chosen
 
     def _judged(self, parameters: Parameters) -> Any:
         """Return the result of an objective, with reproducible initial weights if no other runs beside it.

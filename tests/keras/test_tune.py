@@ -1,6 +1,7 @@
 """The parts of a search that need no Spark: parameters, ranges, directions, studies."""
 
 import importlib.util
+import threading
 from decimal import Decimal
 from fractions import Fraction
 
@@ -386,7 +387,7 @@ class OfModel(keras.callbacks.Callback):
 
     def __init__(self, own):
         super().__init__()
-        self.own, self.optimizer = own, own.optimizer
+        self.own, self.optimizer = own, getattr(own, "optimizer", None)
 
 
 def test_callbacks_that_a_function_makes_are_used_as_they_are():
@@ -394,13 +395,19 @@ def test_callbacks_that_a_function_makes_are_used_as_they_are():
     runner, model = runner_of(None), compiled()
     made = OfModel(model)
 
-    assert [made] == runner._own(made)
-    (shared,) = runner._own([made])
+    assert [made] == runner._own(made, model)
+    made.begun = True
+    (shared,) = runner._own([made], compiled())
     assert shared is not made
+    assert not hasattr(shared, "begun")
+    open_file = OfModel(threading.Lock())
+    assert [open_file] == runner._own([open_file], model)
+    with pytest.raises(ConfigError, match="callbacks should be copyable"):
+        runner._own([open_file], model)
     (of_fold,) = own_callbacks(made, {id(model): (other := compiled()), id(model.optimizer): other.optimizer})
     assert (other, other.optimizer) == (of_fold.own, of_fold.optimizer)
     with pytest.raises(ConfigError, match="callbacks should be keras.callbacks.Callback objects; got int"):
-        runner._own([3])
+        runner._own([3], model)
 
 
 NUMBERS = {
