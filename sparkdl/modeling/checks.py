@@ -119,3 +119,18 @@ def require_numbers(model: keras.Model, predicted: Any) -> None:
             f'An output of the model "{model.name}" returns strings, which a column of predictions cannot '
             "hold. Leave out the layer that returns strings, or pass arrays or an RDD to SparkModel.predict."
         )
+
+
+def require_constant(model: keras.Model, step: str, changed: list[Any]) -> None:
+    """Require a step that does not change weights of frozen layers.
+
+    Raises:
+        ModelError: it changes these.
+    """
+    if changed:
+        raise ModelError(
+            f'{step} of the model "{model.name}" should not change weights of frozen layers, which workers '
+            f"do not send; it changed {', '.join(each.path for each in changed[:3])}. Leave the layer "
+            "trainable, and set trainable=False on each of its variables instead (for variable in "
+            "layer.variables: variable.trainable = False). Workers merge these as moving statistics."
+        )

@@ -24,6 +24,7 @@ from sparkdl.data.bad_values import KnownClasses
 from sparkdl.data.batch import Batch
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import (
+    checks,
     execution,
     keras_internals,
     keras_metrics,
@@ -271,7 +272,7 @@ def logged(
             logger.debug("The trial of %s failed.", step, exc_info=True)
             continue
         pairs = zip(constants, before, after, strict=True)
-        _require_constant(model, step, [each for each, one, other in pairs if one != other])
+        checks.require_constant(model, step, [each for each, one, other in pairs if one != other])
         if places is None:
             continue
         unknown = [name for name, place in places.items() if place is None]
@@ -284,21 +285,6 @@ def logged(
             )
         found[step] = {name: place for name, place in places.items() if place is not None}
     return found
-
-
-def _require_constant(model: keras.Model, step: str, changed: list[Any]) -> None:
-    """Require a step that does not change weights of frozen layers.
-
-    Raises:
-        ModelError: it changes these.
-    """
-    if changed:
-        raise ModelError(
-            f'{step} of the model "{model.name}" should not change weights of frozen layers, which workers '
-            f"do not send; it changed {', '.join(each.path for each in changed[:3])}. Leave the layer "
-            "trainable, and set trainable=False on each of its variables instead (for variable in "
-            "layer.variables: variable.trainable = False). Workers merge these as moving statistics."
-        )
 
 
 Samples = list[tuple[Any, Any]]  # labels and predictions of some rows, by output

@@ -103,7 +103,6 @@ def test_the_first_row_does_not_decide_whether_states_add_up(label, prediction, 
     assert expected == keras_metrics.adds_up(kind(), [sample])
 
 
-@pytest.mark.parametrize("kind", [Total, MergedLargest])
 @pytest.mark.parametrize("kind", [Total, MergedLargest, MergedParts])
 def test_a_metric_of_the_users_is_exact_where_it_can_be(kind, caplog):
     """A custom metric is exact if its states add up, as a trial on the driver shows, or it merges them."""
