@@ -70,7 +70,7 @@ def schema_of(width: int):
     return Schema((Column("x", (width,), "float32"), Column("y", (), "int32")), (0, 1))
 
 
-def spool_batches(schema):
+def spill_batches(schema):
     """Return a function for ``mapInArrow`` that writes rows to files and yields their number."""
 
     def run(batches):
@@ -79,14 +79,15 @@ def spool_batches(schema):
         from sparkdl.data import arrow, blocks, spill
 
         file = spill.SpillFile(schema, spill.local_directory(), 1)
-        file.extend(arrow.blocks_of_batches(batches, schema.columns, 1))
+        columns = {blocks.TRAINING: schema.columns}
+        file.extend(arrow.blocks_of_batches(batches, columns, 1))
         count = file.rows(blocks.TRAINING).count
         yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
 
     return run
 
 
-def spool_pairs(schema):
+def spill_pairs(schema):
     """Return a function of a partition's pairs that writes them to files and yields their number."""
 
     def run(partition, rows):
@@ -114,10 +115,10 @@ def ingestion(spark, x, y, rounds: int) -> dict[str, list[float]]:
     pairs.count()
     key = functions.monotonically_increasing_id().alias(arrow.KEY)
     keyed = frame.select("x", "y", key, functions.lit(TRAINING).cast("int").alias(arrow.PART))
-    spill = spool_pairs(schema)
+    spill = spill_pairs(schema)
     ways = {
         "DataFrame, Arrow": lambda: sum(
-            row["rows"] for row in keyed.mapInArrow(spool_batches(schema), "rows long").collect()
+            row["rows"] for row in keyed.mapInArrow(spill_batches(schema), "rows long").collect()
         ),
         "RDD of pairs": lambda: pairs.mapPartitionsWithIndex(spill).sum(),
         "df.rdd": lambda: frame.rdd.map(tuple).mapPartitionsWithIndex(spill).sum(),
