@@ -167,7 +167,7 @@ def test_what_is_no_fingerprint(values):
         Fingerprint.of(values)
 
 
-def test_a_spool_knows_the_fingerprint_of_all_its_rows(tmp_path):
+def test_a_spill_file_knows_the_fingerprint_of_all_its_rows(tmp_path):
     """A spill has the fingerprint of its training and validation rows; an empty block adds nothing."""
     schema = Schema((Column("x", (2,), "float32"), Column("y", (), "int64")), (0, 1))
     keys, x, y = np.arange(4, dtype=np.uint64), np.ones((4, 2), np.float32), np.arange(4)
