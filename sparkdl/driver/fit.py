@@ -107,8 +107,8 @@ class FitRun:
         self.factor = self.callbacks.factor(num_workers)
         if self.factor is not None and config.window is None and self.factor(0.0) != self.factor(0.5):
             logger.warning(
-                'With frequency="epoch" workers get a new learning rate only once per epoch, so a warm-up '
-                "raises it only once per epoch. Set frequency to a number of batches for a smoother warm-up."
+                'With frequency="epoch" a warm-up raises the learning rate only once per epoch, when workers '
+                "exchange. Set frequency to a number of batches for a smoother warm-up."
             )
         self.reports, self.metrics = Reports(request.metrics), request.metrics
         self.rate = float("nan")  # the learning rate that workers got last

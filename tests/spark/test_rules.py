@@ -231,7 +231,7 @@ def test_a_warm_up_that_can_only_change_between_epochs_is_named(spark, problem, 
     model = SparkModel(problem.model(), frequency="epoch", num_workers=2)
     model.fit(problem.x, problem.y, 16, 1, verbose=0, callbacks=[LearningRateWarmup(2, 0.5)])
 
-    assert "a warm-up is constant within each epoch" in "\n".join(caplog.messages)
+    assert "a warm-up raises the learning rate only once per epoch" in "\n".join(caplog.messages)
 
 
 @pytest.mark.one_case

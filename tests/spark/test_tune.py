@@ -193,7 +193,7 @@ def test_callbacks_may_refer_to_the_model_of_their_trial(spark, problem):
 
 def test_a_grid_without_a_space_is_searched_as_a_whole(spark, capsys):
     """A grid whose size is not known in advance is searched until its combinations have been tried."""
-    options = {"sampler": "grid", "metric": "loss", "dashboard": False, "verbose": 2}
+    options = {"sampler": "grid", "metric": "loss", "parallelism": 1, "dashboard": False, "verbose": 2}
     result = tune.search(lambda hp: hp.Int("a", 1, 5) * hp.Int("b", 1, 5), **options)
 
     assert 25 == len(result.trials)
