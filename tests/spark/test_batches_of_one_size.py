@@ -56,6 +56,7 @@ def test_partitions_are_predicted_in_batches_of_this_size(spark):
     np.testing.assert_allclose(SparkModel(network("reshaped")).predict(rdd).collect(), expected, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_columns_are_predicted_in_batches_of_this_size(spark):
     """predict_udf and a stage predict in batches of the fixed size, and refuse a different size."""
     model = network("reshaped")

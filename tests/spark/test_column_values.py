@@ -134,6 +134,7 @@ def test_intervals_of_months_cannot_be_decoded(spark):
             SparkModel(flat(1)).predict(frame, features_col=name, decode={name: np.array})
 
 
+@pytest.mark.whole
 @pytest.mark.one_case
 @pytest.mark.parametrize("interface", ["arrow", "pandas"])
 def test_nan_is_predicted_and_a_null_is_named(spark, monkeypatch, interface):

@@ -149,6 +149,7 @@ def test_tensorboard_has_the_graph_and_the_merged_weights(problem, tmp_path):
     assert "keras" in events.Tags()["tensors"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous"}], ids=["synchronous", "asynchronous"])
 def test_worker_scalars_are_beside_those_of_tensorboard(problem, tmp_path, settings):
     """Each worker has a run of its own, whose results add up to those of the fit."""

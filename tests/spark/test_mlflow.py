@@ -229,6 +229,7 @@ def test_model_selection_is_logged_by_mlflow_alone(estimator, frames, runs):
     assert {"pyspark.ml"} == {each.data.tags["mlflow.autologging"] for each in runs()}
 
 
+@pytest.mark.whole
 def test_the_trials_of_a_search_are_child_runs(problem, mlflow, runs):
     """A search is a run with the best trial; its trials are child runs with their parameters and results."""
     pytest.importorskip("optuna")

@@ -153,6 +153,7 @@ def test_empty_names_of_columns_are_none(spark, problem, estimator, table):
     assert 1 == len(estimator.copy().setParams(epochs=1, **settings).fit(table).summary.history["loss"])
 
 
+@pytest.mark.whole
 def test_regression_predicts_a_number(spark, problem, table):
     """A regression predicts a double, for RegressionEvaluator, and has no column of probabilities."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -938,6 +939,7 @@ def test_empty_partitions_and_fewer_partitions_than_workers_do_no_harm(spark, es
     assert 0 == fitted[0].transform(table.filter("row < 0")).count()
 
 
+@pytest.mark.whole
 @pytest.mark.one_case
 def test_predictions_stay_with_their_rows(spark, problem, table, tmp_path):
     """Predictions stay with their rows when those are shuffled, repartitioned and read from many files."""

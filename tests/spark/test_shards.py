@@ -206,6 +206,7 @@ def test_states_of_rules_that_cannot_be_sent_are_named(spark, state, error, word
         trained("executors", frequency=2, merge=Own())
 
 
+@pytest.mark.whole
 def test_the_slices_of_an_embedding_are_refused(spark):
     """Sparse gradients whose sum changes an adaptive step are refused by name; others are summed."""
     x = np.arange(64, dtype=np.int32)[:, None] % 8

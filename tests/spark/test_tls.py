@@ -50,6 +50,7 @@ def test_a_fit_gives_the_same_answer(spark, problem, port, frequency):
     assert 1 == len(set(peek.seen))
 
 
+@pytest.mark.whole
 def test_asynchronous_workers_learn(spark, problem, caplog):
     """Asynchronous workers learn with encrypted updates and heartbeats, which the driver logs."""
     spark_model = SparkModel(problem.model(), mode="asynchronous", num_workers=2, network=Network(tls=True))
