@@ -149,7 +149,7 @@ def test_tensorboard_has_the_graph_and_the_merged_weights(problem, tmp_path):
     assert "keras" in events.Tags()["tensors"]
 
 
-@pytest.mark.one_case
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous"}], ids=["synchronous", "asynchronous"])
 def test_worker_scalars_are_beside_those_of_tensorboard(problem, tmp_path, settings):
     """Each worker has a run of its own, whose results add up to those of the fit."""
@@ -209,6 +209,7 @@ def test_optuna_prunes_by_the_results_of_epochs(problem):
     assert ("PRUNED", 1) == (bad.state.name, len(bad.intermediate_values))
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of keras-tuner 1.4
 def test_keras_tuner_finds_the_better_model(problem, tmp_path):
     """A HyperModel whose fit is that of SparkModel is searched, and the best model is kept."""

@@ -126,6 +126,7 @@ def test_autologging_can_leave_runs_and_fits_alone(problem, mlflow, runs):
     assert 1 == len(steps_of(mlflow, second, "loss"))
 
 
+@pytest.mark.whole
 def test_our_own_switch_leaves_keras_alone(problem, mlflow, runs):
     """`sparkdl.mlflow.autolog()` logs fits of SparkModel only, until it is turned off."""
     sparkdl.mlflow.autolog(log_every_epoch=False, log_every_n_steps=4, **LIGHT)

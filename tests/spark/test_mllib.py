@@ -26,6 +26,7 @@ from sparkdl.mllib import (
 MASTERS = ("local", "local-cluster", "standalone")
 
 
+@pytest.mark.whole
 @pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "hogwild"])
 def test_labeled_points_train_as_pairs_do(spark, problem, mode):

@@ -975,6 +975,7 @@ def test_predictions_do_not_depend_on_the_size_of_batches(spark, problem, table)
         np.testing.assert_allclose(found[1024], rows, rtol=1e-5, atol=1e-7, err_msg=str(size))
 
 
+@pytest.mark.whole
 def test_sql_predicts(spark, problem, table):
     """A registered model predicts in SQL; an argument of the wrong type is an error of the query."""
     model = problem.model()
@@ -1026,6 +1027,7 @@ def test_a_stream_is_predicted(spark, problem, table, tmp_path):
             writer.trigger(availableNow=True).start(str(tmp_path / "never")).awaitTermination()
 
 
+@pytest.mark.whole
 @pytest.mark.classic  # over Spark Connect, the function of foreachBatch runs on the server
 def test_a_stream_trains_batch_by_batch(spark, problem, table, tmp_path):
     """A SparkModel in `foreachBatch` keeps its weights and optimizer from batch to batch."""

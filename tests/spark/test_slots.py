@@ -33,6 +33,7 @@ def held_slot(spark, tmp_path, eventually):
     job.join()
 
 
+@pytest.mark.whole
 def test_slots_that_another_job_holds_are_waited_for_and_said(problem, held_slot, monkeypatch, caplog):
     """With one slot taken, one of two workers starts, and the other once the slot is free."""
     monkeypatch.setattr(worker_group, "NOTICE_SECONDS", 0.2)

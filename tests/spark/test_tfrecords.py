@@ -135,6 +135,7 @@ def test_vectors_are_written_as_arrays(spark, frames, tmp_path):
     assert as_tuples(expected) == as_tuples(found)
 
 
+@pytest.mark.whole
 def test_a_model_trains_on_records(spark, problem, tmp_path):
     """A model trains on records as on any other DataFrame."""
     rows = [{"features": x.tolist(), "label": [int(y)]} for x, y in zip(problem.x, problem.y, strict=True)]

@@ -51,6 +51,7 @@ def texts_of(history):
     return [event["text"] for event in history.run["events"]]
 
 
+@pytest.mark.whole
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("mode", "worker"),
