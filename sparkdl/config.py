@@ -327,9 +327,8 @@ class CheckpointConfig:
     best: str = "min"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "uri", os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
-        )
+        if isinstance(self.uri, os.PathLike):
+            object.__setattr__(self, "uri", os.fspath(self.uri))
         if not isinstance(self.uri, str) or not self.uri:
             raise ConfigError(f"uri should be a path or a URI; got {self.uri!r}.")
         timed = isinstance(self.every, timedelta) and self.every > timedelta(0)
@@ -388,7 +387,7 @@ def _evaluated(name: str, value: object) -> object:
 def _checkpoint(name: str, value: object) -> CheckpointConfig:
     if not isinstance(value, str | os.PathLike | CheckpointConfig):
         raise ConfigError(f"{name} should be a folder or a CheckpointConfig; got {value!r}.")
-    return CheckpointConfig.of(str(value) if isinstance(value, os.PathLike) else value)
+    return CheckpointConfig.of(value)
 
 
 def _action(name: str, value: object) -> object:
@@ -398,10 +397,8 @@ def _action(name: str, value: object) -> object:
 
 
 def _traced(name: str, value: object) -> object:
-    pair = list(value) if isinstance(value, list | tuple) else []
-    if [as_int(each) is None for each in pair] != [False, False] or not 1 <= pair[0] <= pair[1] < pair[
-        0
-    ] + MOST_TRACED:
+    pair = [as_int(each) or 0 for each in value] if isinstance(value, list | tuple) else []
+    if len(pair) != 2 or not 1 <= pair[0] <= pair[1] < pair[0] + MOST_TRACED:
         raise ConfigError(
             f"{name} should be the first and the last batch to trace, counted from 1, with at most "
             f"{MOST_TRACED} batches; got {value!r}. For example, {name}=(10, 20)."

@@ -13,15 +13,8 @@ from sparkdl.server.monitoring.record import RunRecord
 from sparkdl.server.run_state import COUNTED
 
 TRAFFIC = "bytes_received", "bytes_sent", "refused_requests"
-SUMMED = (
-    "version",
-    "restarts",
-    "late_dropped",
-    "late_merged",
-    "slices",
-    *TRAFFIC,
-    *COUNTED,
-)  # over a fit's runs
+# The counts that are summed over the runs of a fit.
+SUMMED = "version", "restarts", "late_dropped", "late_merged", "slices", *TRAFFIC, *COUNTED
 COUNTS = {  # shown if they are not 0
     "resumed": "resumed",
     "restarts": "restarts",
