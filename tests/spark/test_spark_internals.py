@@ -13,8 +13,11 @@ OTHER = "/no/such/python"
 
 
 @pytest.fixture
-def context(spark):
-    return spark.sparkContext
+def context(spark, eventually):
+    """The application, once the tasks that earlier tests cancelled have ended."""
+    context = spark.sparkContext
+    assert eventually(lambda: spark_internals.running_tasks(context) == 0)
+    return context
 
 
 def shuffle_files(spark, number):
@@ -22,16 +25,17 @@ def shuffle_files(spark, number):
     return [path.name for path in folder.rglob(f"shuffle_{number}_*")]
 
 
-def test_an_application_is_known(context):
+def test_an_application_is_known(context, eventually):
     """The running application is found, with its executors, its folder and its slots."""
     assert spark_internals.active_context() is context
     assert not spark_internals.is_stopped(context)
-    assert all(each.host() and each.numRunningTasks() == 0 for each in spark_internals.executors(context))
+    assert all(each.host() for each in spark_internals.executors(context))
+    assert eventually(lambda: not any(each.numRunningTasks() for each in spark_internals.executors(context)))
     assert Path(spark_internals.temporary_folder(context)).is_dir()
     assert spark_internals.concurrent_tasks(context, None) == 2
 
 
-def test_the_stages_of_a_job_are_found_by_its_tag(context):
+def test_the_stages_of_a_job_are_found_by_its_tag(context, eventually):
     """A tagged job has its stages and their tasks; now no task and no other job runs."""
     context.addJobTag("tagged")
     context.parallelize(range(4), 2).count()
@@ -40,7 +44,7 @@ def test_the_stages_of_a_job_are_found_by_its_tag(context):
     assert [(True, 2)] == spark_internals.stages_of(context, "tagged")
     assert [] == spark_internals.stages_of(context, "unknown")
     assert [] == spark_internals.other_jobs(context, "tagged")
-    assert 0 == spark_internals.running_tasks(context)
+    assert eventually(lambda: spark_internals.running_tasks(context) == 0)
 
 
 def test_the_bar_of_stages_has_the_moment_that_hides_it(context):
