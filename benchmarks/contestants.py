@@ -83,15 +83,17 @@ def flat(images):
     return images.reshape(len(images), 784).astype("float32") / 255
 
 
-def make_model(spec: Spec):
-    """Return the compiled model."""
-    import keras
+def make_model(spec: Spec, keras=None):
+    """Return the compiled model, of Keras 3 or of another Keras."""
+    if keras is None:
+        import keras
 
     optimizer = {
         "sgd": keras.optimizers.SGD(0.1 * spec.rate),
         "adam": keras.optimizers.Adam(1e-3 * spec.rate),
     }
-    hidden = {"mlp": mlp, "cnn": cnn, "convnet": convnet}[spec.model](keras.layers)
+    models = {"mlp": mlp, "cnn": cnn, "strided": strided, "convnet": convnet}
+    hidden = models[spec.model](keras.layers)
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10, activation="softmax")])
     model.compile(optimizer[spec.optimizer], "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -114,6 +116,12 @@ def cnn(layers) -> list:
         found += [layers.Conv2D(filters, 3, strides=2, use_bias=False), layers.BatchNormalization()]
         found.append(layers.Activation("relu"))
     return [*found, layers.Flatten()]
+
+
+def strided(layers) -> list:
+    """Return two convolutions with strides."""
+    found = [layers.Conv2D(filters, 3, strides=2, activation="relu") for filters in (16, 32)]
+    return [layers.Reshape((28, 28, 1)), *found, layers.Flatten()]
 
 
 def convnet(layers) -> list:
@@ -536,7 +544,11 @@ def main() -> None:
     else:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec.cores])
     contestants = (plain, ceiling, elephas, sparkdl, fed, reference, moving)
-    contestant = {each.__name__: each for each in contestants}[spec.name]
+    contestant = {each.__name__: each for each in contestants}.get(spec.name)
+    if contestant is None:
+        import peer_contestants
+
+        contestant = getattr(peer_contestants, spec.name)
     print(json.dumps(contestant(spec)), flush=True)
 
 

@@ -218,6 +218,10 @@ class Journal:
     """The answers so far, one JSON line each; a stored case is not run again.
 
     The folder of the data is not stored: a journal can be resumed on another machine.
+
+    Args:
+        path: the file; None keeps nothing.
+        pythons: the Python of a contestant, by its name or by its backend; this one if there is none.
     """
 
     def __init__(self, path: str | None, pythons: dict[str, str] | None = None):
@@ -230,12 +234,13 @@ class Journal:
                 spec = Spec(**record["spec"])
                 self.answers[_key(spec, record["round"])] = record["answer"]
 
-    def run(self, spec: Spec, round_: int) -> dict:
+    def run(self, spec: Spec, round_: int, timeout: float = 1200) -> dict:
         """Return the contestant's answer of this round, from the file or by running it."""
         key = _key(spec, round_)
         if key not in self.answers:
             load = os.getloadavg()[0]
-            answer = run(spec, python=self.pythons.get(spec.name, sys.executable))
+            python = self.pythons.get(spec.name) or self.pythons.get(spec.backend, sys.executable)
+            answer = run(spec, python=python, timeout=timeout)
             answer["load_before"] = round(load, 2)
             self.answers[key] = answer
             self._keep({"spec": asdict(replace(spec, data="")), "round": round_, "answer": answer})
