@@ -9,6 +9,7 @@ import argparse
 import functools
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,7 +99,36 @@ def of_mlflow(data, held, uri):
     return time.monotonic() - began
 
 
-def equal(data, held):
+def alone(data, held):
+    """Train one of the equal trials with plain Keras when a line has been read; print the seconds.
+
+    ``together`` runs it in processes of their own, with one thread each, as trials have.
+    """
+    model = build(64, 0.05, 0.2)
+    model.fit(*data, 64, 2, 0, validation_data=held)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    model.fit(*data, 64, SHORT, 0, validation_data=held)
+    print(time.monotonic() - began, flush=True)
+
+
+def together(number, source):
+    """Return the seconds in which processes of plain Keras, side by side, each train one of the trials."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes |= {"stderr": subprocess.DEVNULL}
+    command = [sys.executable, __file__, "--data", source, "--part", "alone"]
+    processes = [subprocess.Popen(command, env=os.environ | threads, **pipes) for _ in range(number)]
+    for process in processes:
+        process.stdout.readline()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return max(float(process.communicate()[0]) for process in processes)
+
+
+def equal(data, held, source):
     """Return a table of equal trials on one slot, on two slots and in MLflow's study, and the verdicts."""
     space = {"units": [64], "rate": [0.05], "drop": [0.2]}
     options = {"space": space, "num_trials": EQUAL, "epochs": SHORT, "pruner": "none", "sampler": "random"}
@@ -116,12 +146,14 @@ def equal(data, held):
                 seconds[name].append(run())
                 print(f"# turn {turn}, {name}: {seconds[name][-1]:.1f} s", flush=True)
     starts = starts_of(data, held, options)
+    cores = [together(2, source) / (2 * together(1, source)) for _ in range(TURNS)]
     halves = [two / one for one, two in zip(seconds["one slot"], seconds["two slots"], strict=True)]
     rival = [two / its for two, its in zip(seconds["two slots"], seconds["MLflow on two slots"], strict=True)]
     verdicts = [
         verdict(
             f"two slots / one slot {spread(halves, '.2f')}, ≤ {SLOTS}", statistics.median(halves) <= SLOTS
         ),
+        f"two fits of plain Keras side by side / one after the other {spread(cores, '.2f')}",
         verdict(f"two slots / MLflow {spread(rival, '.2f')}, ≤ {RIVAL}", statistics.median(rival) <= RIVAL),
         verdict(f"start of a trial {spread(starts, '.2f')} s, ≤ {START}", statistics.median(starts) <= START),
     ]
@@ -151,16 +183,19 @@ def starts_of(data, held, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of Fashion-MNIST's four IDX .gz files")
-    parser.add_argument("--part", choices=("halving", "equal"), help="only one of the comparisons")
+    parser.add_argument("--part", choices=("halving", "equal", "alone"), help="only one of the comparisons")
     parser.add_argument("--results", help="Markdown file to write the section into")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     x, y = read_idx(Path(options.data), "train")
     x = x[..., None].astype("float32") / 255
     data, held = (x[:ROWS], y[:ROWS]), (x[ROWS : ROWS + HELD], y[ROWS : ROWS + HELD])
+    if options.part == "alone":
+        alone(data, held)
+        return
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder.config("spark.ui.showConsoleProgress", "false").getOrCreate().sparkContext.setLogLevel("ERROR")
-    parts = {"halving": halving, "equal": equal}
+    parts = {"halving": halving, "equal": functools.partial(equal, source=options.data)}
     machine = harness.machine({"sparkdl": sys.executable})
     texts = [
         f"{TRIALS} trials of up to {EPOCHS} epochs, and {EQUAL} equal ones of {SHORT} epochs in {TURNS} "
