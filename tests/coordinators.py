@@ -5,6 +5,7 @@ import mmap
 import threading
 from collections import deque
 from dataclasses import asdict
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from sparkdl.rules import choose
 from sparkdl.server.aggregation import AggregationSpec, limits, make_aggregation
 from sparkdl.server.coordinator import Coordinator
 from sparkdl.server.state import RowsHeld, RunSpec
-from sparkdl.transport.messages import Kind, Update, lengths_of
+from sparkdl.transport.messages import Kind, Update, copy_of, lengths_of
 
 RUN, LAYOUT = b"r" * 16, b"l" * 16
 EMPTY = np.zeros(0, np.float32)
@@ -102,7 +103,7 @@ def report_of(coordinator, worker, epoch=0, **fields):
 def give(coordinator, update):
     """Pass an update to a coordinator as its server does; return the reply."""
     coordinator.admit(update, lengths_of(update))
-    return coordinator.exchange(update, lambda: update)
+    return coordinator.exchange(update, partial(copy_of, update))
 
 
 def push(coordinator, worker, parameters=EMPTY, **fields):

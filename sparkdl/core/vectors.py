@@ -52,8 +52,11 @@ def trim(freed: float) -> None:
 def is_finite(vector: Vector, below: float = np.inf) -> bool:
     """Return True if no number is NaN and all magnitudes are less than ``below``; makes no copy."""
     edge = np.float32(below)  # otherwise NumPy 1 compares in float64
-    parts = (vector[start : start + PART] for start in range(0, len(vector), PART))
-    return all(-edge < part.min() and part.max() < edge for part in parts)
+    for start in range(0, len(vector), PART):
+        part = vector[start : start + PART]
+        if not (-edge < part.min() and part.max() < edge):
+            return False
+    return True
 
 
 def norm(vector: Vector) -> float:

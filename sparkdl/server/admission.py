@@ -55,17 +55,22 @@ def _check_sections(update: Update, lengths: Sections, shape: RunSpec, aggregati
         and shape.whole_state <= lengths.state <= shape.whole_state + aggregation.rule_bytes()
     ):
         lengths = lengths._replace(state=shape.whole_state)  # the state of the rule follows
-    sliced = update.kind is Kind.GRADIENT and bool(update.flags & Flag.SLICES)
-    parameters = lengths.parameters if sliced else aggregation.num_words(update)
-    expected = () if update.flags & Flag.AWAIT else SECTIONS.get(update.kind, ())
-    for name, length, values in (
-        ("parameters", lengths.parameters, (parameters,)),
-        ("statistics", lengths.statistics, (len(aggregation.statistics),)),
-        ("metrics", lengths.metrics, (shape.metrics,)),
-        ("state", lengths.state, (shape.generators, shape.whole_state)),
-    ):
-        if length and (length not in values or name not in expected):
+    expected = () if Flag.AWAIT in update.flags else SECTIONS.get(update.kind, ())
+    for name, length in zip(Sections._fields, lengths, strict=True):
+        if length and not (name in expected and _fits(name, length, update, shape, aggregation)):
             raise RefusedError(413, f"A {update.kind.name} of this model cannot have {length} {name}.")
+
+
+def _fits(name: str, length: int, update: Update, shape: RunSpec, aggregation: Aggregation) -> bool:
+    """Return True if a section of an update has a length that the model permits."""
+    if name == "parameters":
+        sliced = update.kind is Kind.GRADIENT and Flag.SLICES in update.flags
+        return sliced or length == aggregation.num_words(update)
+    if name == "statistics":
+        return length == len(aggregation.statistics)
+    if name == "metrics":
+        return length == shape.metrics
+    return length in (shape.generators, shape.whole_state)
 
 
 def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregation: Aggregation) -> None:
@@ -76,7 +81,7 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
     """
     if (update.kind is Kind.GRADIENT) is not shape.plan.joint:
         raise RefusedError(400, f"A {update.kind.name} is not accepted in this run.")
-    if update.flags & Flag.AWAIT:
+    if Flag.AWAIT in update.flags:
         if not aggregation.counted(update.worker, update.sequence):
             raise RefusedError(409, f"Update {update.sequence} of worker {update.worker} did not arrive.")
         return
@@ -91,7 +96,7 @@ def check_mergeable(update: Update, lengths: Sections, shape: RunSpec, aggregati
         raise RefusedError(400, f"An update cannot have the weight {update.normalizer}.")
     fits = not (lengths.parameters or lengths.statistics)
     if update.rows:
-        sliced = bool(update.flags & Flag.SLICES and shape.plan.joint)
+        sliced = Flag.SLICES in update.flags and shape.plan.joint
         words = lengths.parameters
         if words and words == aggregation.num_words(update):
             words = len(aggregation.parameters)

@@ -7,8 +7,6 @@ and ``state`` the numbers. A worker whose function has returned sends a report w
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from sparkdl.core.reduction import NUMBERS, Reduction, Total
@@ -50,7 +48,8 @@ class AllReduceRounds(SynchronousRounds):
         self.reductions[0].add(np.frombuffer(update.state, update.metrics.decode()), 1.0)
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
-        return replace(reply, version=self.version, state=parameters.tobytes())
+        reply.version, reply.state = self.version, parameters.tobytes()
+        return reply
 
 
 class AllReduceCoordinator(GroupCoordinator):
@@ -124,7 +123,7 @@ class AllReduceCoordinator(GroupCoordinator):
             raise RefusedError(
                 409, f"Round {update.sequence} is not open; the open round is {self.rounds.round}."
             )
-        if update.flags & Flag.AWAIT:
+        if Flag.AWAIT in update.flags:
             if lengths.nbytes or not self.rounds.counted(update.worker, update.sequence):
                 raise RefusedError(
                     409, f"The arrays of worker {update.worker} for round {update.sequence} did not arrive."
@@ -175,6 +174,6 @@ def _checked(update: Update) -> Update:
     """
     dtype = update.metrics.decode("ascii", "replace")
     known = dtype in NUMBERS and not len(update.state) % np.dtype(dtype).itemsize
-    if not (known or update.flags & Flag.AWAIT):
+    if not (known or Flag.AWAIT in update.flags):
         raise RefusedError(400, f"{len(update.state)} bytes of {dtype!r} are not an array of numbers.")
     return update

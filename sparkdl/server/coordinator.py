@@ -233,12 +233,12 @@ class Coordinator(GroupCoordinator):
         with self.changed:
             if self.screening.has_refused(update):
                 reply = replace(reply, flags=reply.flags | Flag.NOT_FINITE)
-            if reply.flags & Flag.DUPLICATE and not update.flags & Flag.AWAIT:
+            if Flag.DUPLICATE in reply.flags and Flag.AWAIT not in update.flags:
                 self.counters["duplicates"] += 1
             evaluate = self.epochs.to_evaluate(update.worker)
             if update.worker == self.snapshots.substitute():
                 reply = replace(reply, flags=reply.flags | Flag.SPEAK)
-            if self.snapshots.is_awaited(update) and not reply.flags & Flag.AGAIN:
+            if self.snapshots.is_awaited(update) and Flag.AGAIN not in reply.flags:
                 reply = replace(reply, flags=reply.flags | Flag.SEND_STATE)
         return reply if evaluate == reply.evaluate else replace(reply, evaluate=evaluate)
 
@@ -263,11 +263,11 @@ class Coordinator(GroupCoordinator):
             return schedule.reply(self.snapshots.end_round())
 
     def _report(self, update: Update, read: Read) -> Reply:
-        update = update if update.flags & Flag.AWAIT else read()
+        update = update if Flag.AWAIT in update.flags else read()
         self.snapshots.check_rule(update)
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            if self.epochs.is_new(update) and not update.flags & Flag.AWAIT:
+            if self.epochs.is_new(update) and Flag.AWAIT not in update.flags:
                 self.aggregation.leave(update.worker)
                 if self.epochs.take_report(update):
                     self.losses.end_epochs()
@@ -290,10 +290,10 @@ class Coordinator(GroupCoordinator):
         return (update.sequence, update.epoch) == (sequence, epoch)
 
     def _validated(self, update: Update, read: Read) -> Reply:
-        update = update if update.flags & Flag.AWAIT else read()
+        update = update if Flag.AWAIT in update.flags else read()
         with self.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
-            if not update.flags & Flag.AWAIT:
+            if Flag.AWAIT not in update.flags:
                 self.epochs.take_validation(update)
             return self._wait_at_epoch_end(update)
 
@@ -306,10 +306,10 @@ class Coordinator(GroupCoordinator):
             return replace(reply, flags=reply.flags | Flag.AGAIN)
         if self.epochs.lacks_weights_of(update):
             return replace(reply, flags=reply.flags | Flag.SPEAK)
-        reply = replace(
-            reply, evaluate=self.epochs.to_evaluate(update.worker), version=self.aggregation.version
-        )
-        goes_on = reply.evaluate < 0 and not self.epochs.is_last(update.epoch) and not reply.flags & Flag.STOP
+        evaluate, version = self.epochs.to_evaluate(update.worker), self.aggregation.version
+        reply = replace(reply, evaluate=evaluate, version=version)
+        ends = self.epochs.is_last(update.epoch) or Flag.STOP in reply.flags
+        goes_on = reply.evaluate < 0 and not ends
         if goes_on and self.epochs.next_epoch(update.worker) == update.epoch + 1:  # else a repeated request
             self.losses.enter_training(update.worker)
         if goes_on and self.aggregation.has_rounds:

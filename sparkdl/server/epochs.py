@@ -80,7 +80,7 @@ class Epochs:
 
         An epoch that is cut short for all workers ends like any other, so the reports on it are taken.
         """
-        if update.flags & Flag.STOP and update.epoch != self.schedule.short:
+        if Flag.STOP in update.flags and update.epoch != self.schedule.short:
             self.stopped[update.worker] = update
             return False
         self.reports.setdefault(update.epoch, EpochReports()).take(update, self.shape.whole_state)

@@ -454,7 +454,7 @@ def _replies(coordinator: Exchanges, traffic: Traffic, stream: InputStream) -> I
         arrival = Arrival(update, lengths, stream, coordinator.aggregation.pool)
         began, waited = time.perf_counter(), waited_seconds()
         reply = coordinator.exchange(update, arrival)
-        if reply.flags & Flag.RESEND:
+        if Flag.RESEND in reply.flags:
             arrival.discard()
         waited = waited_seconds() - waited
         merged = time.perf_counter() - began - waited - arrival.seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.server.group_coordinator import GroupCoordinator
 from sparkdl.transport.exchange import Begin, Exchange, Notes, repeated
-from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, lengths_of
+from sparkdl.transport.messages import NO_ID, Flag, Reply, Update, copy_of, lengths_of
 
 
 class LocalExchange(Exchange):
@@ -51,9 +53,9 @@ class LocalExchange(Exchange):
         while True:
             sent = ticket
             self.coordinator.admit(sent, lengths_of(sent))
-            reply = self.coordinator.exchange(sent, lambda sent=sent: sent)  # type: ignore[misc]
+            reply = self.coordinator.exchange(sent, partial(copy_of, sent))
             self.coordinator.sent(sent)
-            if not reply.flags & Flag.AGAIN:
+            if Flag.AGAIN not in reply.flags:
                 return reply
             ticket = repeated(ticket, reply)
 

@@ -42,7 +42,7 @@ class Rebalance:
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)
             before = self.shares.get(update.worker)
-            if not update.flags & Flag.AWAIT and before != update.rows:
+            if Flag.AWAIT not in update.flags and before != update.rows:
                 if before is not None and len(self.shares) == self.num_workers:
                     self.state.refuse_rows(row_check.other_count(update.worker, update.rows, before))
                 self.shares[update.worker] = update.rows

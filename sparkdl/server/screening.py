@@ -59,7 +59,7 @@ class Screening:
         below = inf if self.shape.plan.joint else FARTHEST
         numbers = self.aggregation.numbers(update)
         finite = all(is_finite(part, below) for part in numbers) and is_finite(update.statistics)
-        finite = finite and not update.flags & Flag.NOT_FINITE  # the worker found it in its parts for shards
+        finite = finite and Flag.NOT_FINITE not in update.flags  # the worker found it in its parts for shards
         sound = self.shape.scaled or finite
         with self.state.changed:
             self.membership.check(update.worker, update.generation, update.attempt)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from wsgiref.types import InputStream
 
 from sparkdl.core.buffer_pool import BufferPool
@@ -50,7 +47,7 @@ class Arrival:
         began = time.perf_counter()
         body = _read_sections(self.stream, self.lengths.nbytes, self.pool)
         self.seconds += time.perf_counter() - began
-        return messages.fill(replace(self.update), self.lengths, body)
+        return messages.fill(messages.copy_of(self.update), self.lengths, body)
 
     def discard(self) -> None:
         """Read the sections without keeping them, so that the next update can be read."""
@@ -73,8 +70,10 @@ def _read_sections(stream: InputStream, size: int, pool: BufferPool) -> memoryvi
     if not size or readinto is None:
         return memoryview(read(stream, size))
     body = as_bytes(pool.borrow(size))
-    with _of_connection():
+    try:
         return body[: readinto(body)].toreadonly()
+    except OSError as error:
+        raise ArrivalError(*error.args) from error
 
 
 def read(stream: InputStream, size: int) -> bytes:
@@ -84,8 +83,10 @@ def read(stream: InputStream, size: int) -> bytes:
         ArrivalError: the connection failed, or the rest of the body did not arrive in time.
         WireError: the body ended within a chunk, or is not chunked correctly.
     """
-    with _of_connection():
+    try:
         return stream.read(size) if size else b""
+    except OSError as error:
+        raise ArrivalError(*error.args) from error
 
 
 def read_whole(stream: InputStream, size: int) -> bytes:
@@ -99,12 +100,3 @@ def read_whole(stream: InputStream, size: int) -> bytes:
     if len(body) < size:
         raise WireError(f"The body ended after {len(body)} of {size} bytes.")
     return body
-
-
-@contextmanager
-def _of_connection() -> Iterator[None]:
-    """Turn errors of a socket into ArrivalError."""
-    try:
-        yield
-    except OSError as error:
-        raise ArrivalError(*error.args) from error

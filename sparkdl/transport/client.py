@@ -287,7 +287,7 @@ class HttpExchange(Exchange):
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
         update.layout = self.layout if update.layout == messages.NO_ID else update.layout
-        if self.codec is not None and update.kind in ENCODED and not update.flags & Flag.SLICES:
+        if self.codec is not None and update.kind in ENCODED and Flag.SLICES not in update.flags:
             update = _encoded(update, self.codec)
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
@@ -304,7 +304,7 @@ class HttpExchange(Exchange):
         while True:
             reply = self.try_finish(ticket, memory)
             waited, merged = waited + reply.waited, merged + reply.merged
-            if not reply.flags & Flag.AGAIN:
+            if Flag.AGAIN not in reply.flags:
                 reply.waited, reply.merged = waited, merged
                 return reply
             ticket = repeated(ticket, reply)
@@ -324,7 +324,7 @@ class HttpExchange(Exchange):
         reply = connection.patiently(
             partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
         )
-        if self.codec is not None and reply.flags & Flag.ENCODED:
+        if self.codec is not None and Flag.ENCODED in reply.flags:
             words = reply.parameters
             reply.parameters = self.codec.decode(words, self.codec.size_of(words))
             reply.flags &= ~Flag.ENCODED

@@ -123,7 +123,7 @@ class Exchange(ABC):
 
 def repeated(update: Update, reply: Reply) -> Update:
     """Return the message to send after a reply with ``Flag.AGAIN``: the update again, or only its header."""
-    return update if reply.flags & Flag.RESEND else awaiting(update)
+    return update if Flag.RESEND in reply.flags else awaiting(update)
 
 
 def awaiting(update: Update) -> Update:

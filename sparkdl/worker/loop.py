@@ -267,12 +267,12 @@ class Loop:
         with self.watch.time("exchange"):
             reply = self.exchange.finish(ticket)
         self.watch.divide(reply)
-        if reply.flags & Flag.NOT_FINITE:
+        if Flag.NOT_FINITE in reply.flags:
             self.strategy.recover(reply)
         else:
             self.strategy.adopt(reply)
         self._obey(reply)
-        if reply.flags & Flag.SEND_STATE:
+        if Flag.SEND_STATE in reply.flags:
             self._obey(self._ask(self._standing(Kind.STATE, sequence=sequence + 1)))
         return self._catch_up(sequence, reply)
 
@@ -292,7 +292,7 @@ class Loop:
         report = self._standing(Kind.REPORT, flags=flags, loss=self.strategy.end_epoch())
         self.replica.model.reset_metrics()
         reply = self._ask(report)
-        if reply.flags & Flag.SPEAK:  # the worker that should report the shared state was lost
+        if Flag.SPEAK in reply.flags:  # the worker that should report the shared state was lost
             self._obey(reply)
             reply = self._ask(self._standing(Kind.REPORT, flags=flags))
         self._settled(reply)
@@ -313,7 +313,7 @@ class Loop:
             loss=loss,
             sequence=sequence,
         )
-        shares = self.settings.replicas and (self.speaks or bool(flags & Flag.STOP))
+        shares = self.settings.replicas and (self.speaks or Flag.STOP in flags)
         if shares or (self.plan.joint and self.speaks):
             own = self.replica.read()
             update.parameters, update.statistics = own.vector, own.statistics
@@ -334,8 +334,8 @@ class Loop:
 
     def _obey(self, reply: Reply) -> None:
         """Follow the instructions in a reply."""
-        self.stopped = self.stopped or bool(reply.flags & Flag.STOP)
-        self.speaks = self.speaks or bool(reply.flags & Flag.SPEAK)
+        self.stopped = self.stopped or Flag.STOP in reply.flags
+        self.speaks = self.speaks or Flag.SPEAK in reply.flags
         if isfinite(reply.learning_rate) and reply.learning_rate != self.learning_rate:
             self.learning_rate = reply.learning_rate
             optimizers.set_learning_rate(self.replica.model, self.settings.scale * reply.learning_rate)

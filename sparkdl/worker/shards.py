@@ -143,7 +143,7 @@ class Shard:
             raise RefusedError(422, "The range of the part does not match this shard.")
         if update.kind is not self.kind or update.worker not in self._received:
             raise RefusedError(400, f"A shard takes no {update.kind.name} of worker {update.worker}.")
-        if update.flags & Flag.AWAIT:
+        if Flag.AWAIT in update.flags:
             if lengths.nbytes or not self.aggregation.counted(update.worker, update.sequence):
                 raise RefusedError(
                     409, f"The part {update.sequence} of worker {update.worker} did not arrive."
@@ -182,7 +182,7 @@ class Shard:
                 self._failure = reason_of(error)
                 rounds.changed.notify_all()
             raise
-        if not reply.flags & Flag.AGAIN:
+        if Flag.AGAIN not in reply.flags:
             self._answered[update.worker] = update.sequence
         return reply
 
@@ -328,7 +328,7 @@ class ShardedExchange(Exchange):
                 self._peers[worker].send_lost(part)
             for worker, part in list(pending.items()):
                 reply = self._ask(worker, part, mean[slice(*self.spans[worker])])
-                if reply.flags & Flag.AGAIN:
+                if Flag.AGAIN in reply.flags:
                     pending[worker] = repeated(part, reply)
                 else:
                     del pending[worker]

@@ -190,7 +190,7 @@ class GradientStrategy(Strategy):
     def adopt(self, reply: Reply) -> None:
         """Store the mean gradient, to be applied later."""
         if reply.kind is Answer.MEAN and len(reply.parameters):
-            self.mean = RoundMeans(reply.parameters, reply.statistics, bool(reply.flags & Flag.SLICES))
+            self.mean = RoundMeans(reply.parameters, reply.statistics, Flag.SLICES in reply.flags)
         self.version = reply.version
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 from sparkdl.core.vectors import EMPTY, Vector, window_share
 from sparkdl.rules import Merge, Rule, apply
 from sparkdl.server.aggregation import limits
-from sparkdl.server.aggregation.base import Aggregation, Control, Read, check_current, without_body
+from sparkdl.server.aggregation.base import Aggregation, Control, Read, check_current
 from sparkdl.transport.messages import Answer, Flag, Reply, Update
 
 
@@ -105,12 +104,8 @@ class Asynchronous(Aggregation):
         with self.changed:
             check_current(self, update)
             merge, flags = self._meant(update)
-            body, update, step, state = (
-                [update.parameters],
-                replace(update, parameters=EMPTY),
-                EMPTY,
-                self.state,
-            )
+            body, step, state = [update.parameters], EMPTY, self.state
+            update.parameters = EMPTY
             if merge is not None:
                 step, state = apply(self.rule, body.pop(), self.state, merge)
             with self._booking():
@@ -120,7 +115,7 @@ class Asynchronous(Aggregation):
                     self.parameters += step
                     self.given, self.state = no_vector, state
             del body, step
-            update = without_body(update)  # frees the body before the worker waits
+            update.statistics = EMPTY  # frees the body before the worker waits
             return self._reply(update, control, flags, counts=merge is not None)
 
     def snapshot(self) -> tuple[Vector, Vector, int]:
@@ -170,16 +165,11 @@ class Asynchronous(Aggregation):
     def _reply(self, update: Update, control: Control, flags: Flag, *, counts: bool) -> Reply:
         """Return the reply to an update: the center, unless the worker has to repeat the request."""
         reply = self._words(update, control, counts=counts)
-        if reply.flags & Flag.AGAIN:
+        if Flag.AGAIN in reply.flags:
             return reply
-        return replace(
-            reply,
-            kind=Answer.CENTER,
-            flags=reply.flags | flags,
-            version=self.version,
-            parameters=self._copy(),
-            statistics=self.statistics,
-        )
+        reply.kind, reply.version, reply.flags = Answer.CENTER, self.version, reply.flags | flags
+        reply.parameters, reply.statistics = self._copy(), self.statistics
+        return reply
 
     def _copy(self) -> Vector:
         """Return a copy of the center."""

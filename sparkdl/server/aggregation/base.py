@@ -12,12 +12,13 @@ from typing import Any
 
 from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.core.codecs import Codec
-from sparkdl.core.vectors import EMPTY, Vector
+from sparkdl.core.vectors import Vector
 from sparkdl.core.waiting import Condition
 from sparkdl.errors import RefusedError
 from sparkdl.server.aggregation import limits
 from sparkdl.transport.messages import Flag, Reply, Update
 
+# Returns an update with its sections. The caller owns it, and may remove the sections.
 Read = Callable[[], Update]
 # Returns a reply with the current stop flag, learning rate and progress. If called with True, it
 # first counts the update, or the round that the update closes.
@@ -172,7 +173,7 @@ class Aggregation(ABC):
     def num_words(self, update: Update) -> int:
         """Return the number of words of an update's parameters, unless they have slices."""
         size = len(self.parameters)
-        return size if self.codec is None or not update.flags & Flag.ENCODED else self.codec.num_words(size)
+        return size if self.codec is None or Flag.ENCODED not in update.flags else self.codec.num_words(size)
 
     def decoded(self, update: Update) -> Update:
         """Return an update with its parameters as float32.
@@ -180,7 +181,7 @@ class Aggregation(ABC):
         Raises:
             WireError: the parameters are not those of an update of this size.
         """
-        if not (update.flags & Flag.ENCODED and self.codec and len(update.parameters)):
+        if not (Flag.ENCODED in update.flags and self.codec and len(update.parameters)):
             return update
         parameters = self.codec.decode(update.parameters, len(self.parameters))
         return replace(update, flags=update.flags & ~Flag.ENCODED, parameters=parameters)
@@ -232,11 +233,6 @@ class Aggregation(ABC):
             self.replace(parameters, statistics)
             self.version, self.state = version, state
             self.renewed, self.broken = version, False
-
-
-def without_body(update: Update) -> Update:
-    """Return an update without its vectors, so that they are not kept while it waits."""
-    return replace(update, parameters=EMPTY, statistics=EMPTY)
 
 
 def check_current(aggregation: Aggregation, update: Update) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from sparkdl.core import packing
@@ -88,4 +87,6 @@ class CountedDeltaRounds(Counted, DeltaRounds):
         self.parameters = parameters
 
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
-        return replace(super()._conclude(EMPTY, statistics, reply), parameters=EMPTY)
+        reply = super()._conclude(EMPTY, statistics, reply)
+        reply.parameters = EMPTY
+        return reply

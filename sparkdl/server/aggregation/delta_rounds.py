@@ -5,8 +5,6 @@ All workers continue from the center, unless the rule is elastic.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sparkdl.core.reduction import Reduction
 from sparkdl.core.vectors import Vector, window_share
 from sparkdl.rules import Choice, Merge, apply
@@ -58,10 +56,6 @@ class DeltaRounds(SynchronousRounds):
         if len(statistics):
             share = window_share(self.decays, self.steps, 1)
             self.statistics = self.statistics + share * (statistics - self.statistics)
-        return replace(
-            reply,
-            kind=Answer.CENTER,
-            version=self.version,
-            parameters=self.parameters,
-            statistics=self.statistics,
-        )
+        reply.kind, reply.version = Answer.CENTER, self.version
+        reply.parameters, reply.statistics = self.parameters, self.statistics
+        return reply

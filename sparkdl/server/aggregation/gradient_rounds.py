@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sparkdl.core.reduction import Reduction
 from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
 from sparkdl.core.vectors import Vector
@@ -61,7 +59,7 @@ class GradientRounds(SynchronousRounds):
 
     def numbers(self, update: Update) -> list[Vector]:
         """Return all numbers of a gradient except the row indices of its slices."""
-        if update.flags & Flag.SLICES:
+        if Flag.SLICES in update.flags:
             return decode(update.parameters, self.tables).parts
         return super().numbers(update)
 
@@ -70,7 +68,7 @@ class GradientRounds(SynchronousRounds):
 
     def _reduce(self, update: Update) -> None:
         reduction = self.reductions[0]
-        if not (isinstance(reduction, SliceMean) and update.flags & Flag.SLICES):
+        if not (isinstance(reduction, SliceMean) and Flag.SLICES in update.flags):
             super()._reduce(update)
             return
         self.words = max(self.words, len(update.parameters))
@@ -85,16 +83,12 @@ class GradientRounds(SynchronousRounds):
         if len(statistics):
             self.statistics = statistics
         if getattr(self.reductions[0], "sliced", False):
-            reply = replace(reply, flags=reply.flags | Flag.SLICES)
+            reply.flags |= Flag.SLICES
         elif self.codec is not None and len(parameters):
             parameters = self.codec.encode(parameters, (self.round << 32 | self.salt, 0))
-            reply = replace(reply, flags=reply.flags | Flag.ENCODED)
+            reply.flags |= Flag.ENCODED
         if self.hybrid is not None:
             self.depth = min(self.depth, self._depth(len(parameters)))
-        return replace(
-            reply,
-            kind=Answer.MEAN,
-            version=self.version,
-            parameters=parameters,
-            statistics=self.statistics,
-        )
+        reply.kind, reply.version = Answer.MEAN, self.version
+        reply.parameters, reply.statistics = parameters, self.statistics
+        return reply

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from sparkdl.core.vectors import Vector
+from sparkdl.core.vectors import EMPTY, Vector
 from sparkdl.rules import Merge, Rule, apply
 from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.asynchronous import Asynchronous, no_vector
-from sparkdl.server.aggregation.base import Control, Read, check_current, without_body
+from sparkdl.server.aggregation.base import Control, Read, check_current
 from sparkdl.transport.messages import Reply, Update
 
 
@@ -51,7 +51,7 @@ class Hogwild(Asynchronous):
                     self._add(update, merge)
             finally:
                 self._added()
-        update = without_body(update)  # frees the body before the worker waits
+        update.parameters = update.statistics = EMPTY  # frees the body before the worker waits
         return self._reply(update, control, flags, counts=merge is not None)
 
     def settle(self) -> None:
