@@ -105,6 +105,7 @@ class BF16(Half):
     """bfloat16: the range of float32, with 8 bits of precision."""
 
     name = "bf16"
+    below = (2 - 2.0**-8) * 2.0**127  # rounds to 2^128, which is infinite
 
     def _dtype(self) -> Any:
         import ml_dtypes  # which Keras requires; ``sparkdl.run`` also works on executors without it
@@ -113,7 +114,10 @@ class BF16(Half):
 
 
 class FP16(Half):
-    """float16, with 11 bits of precision. Numbers beyond its range, about ±65,504, become infinite."""
+    """float16, with 11 bits of precision between about 6.1e-5 and 65,504, and fewer below.
+
+    Larger numbers become infinite, and numbers below about 3e-8 become 0.
+    """
 
     name = "fp16"
     below = 65_520.0  # rounds to 65,536, which float16 cannot hold

@@ -71,6 +71,15 @@ def test_numbers_that_are_not_finite_stay_so(codec, size, data):
     assert not np.isfinite(codec.decode(codec.encode(vector, (1, 2)), size)).all()
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_the_largest_number_that_stays_finite_is_known(name):
+    """A number just below the limit of a codec stays finite, and the limit itself becomes infinite."""
+    codec, limit = CODECS[name], np.float32(CODECS[name].below)
+    vector = np.array([np.nextafter(limit, np.float32(0)), limit], np.float32)
+
+    assert np.isfinite(codec.decode(codec.encode(vector, (0, 0)), 2)).tolist() == [True, False]
+
+
 @given(codecs, vectors)
 def test_words_of_another_vector_are_refused(codec, vector):
     """A vector of another size is refused, by its length or by its first word."""
