@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import prod
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from sparkdl.api.spark_model import SparkModel
@@ -104,7 +105,8 @@ def plan(
     """Estimate the time of exchanges on a cluster by mode, frequency and placement; recommend a setting.
 
     Nothing is run. The page "Performance" of the documentation has the formulas and compares them with
-    measurements. The driver counts as a host of its own. Gradients of embeddings count as dense.
+    measurements. The driver counts as a host of its own. Gradients of embeddings count as dense,
+    and ``compression=`` is left out.
 
     Args:
         model: a built model, or a SparkModel.
@@ -163,7 +165,7 @@ def plan(
 
 def _numbers(num_workers: object) -> list[int]:
     """Return the numbers of workers."""
-    if isinstance(num_workers, int):
+    if isinstance(num_workers, Integral):
         return [whole_number("num_workers", num_workers)]
     if not isinstance(num_workers, Sequence) or isinstance(num_workers, str) or not num_workers:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """``sparkdl.plan``: its table, its recommendation, and bad input."""
 
 import keras
+import numpy as np
 import pytest
 
 import sparkdl
@@ -65,6 +66,11 @@ def test_a_spark_model_is_planned_as_its_model():
     model = model_of(10)
     model.compile("sgd", "mse")
     assert sparkdl.plan(sparkdl.SparkModel(model), num_workers=2) == sparkdl.plan(model, num_workers=2)
+
+
+def test_the_number_of_workers_may_be_one_of_numpy():
+    """An integer of NumPy is a number of workers."""
+    assert sparkdl.plan(model_of(10), num_workers=np.int64(2)) == sparkdl.plan(model_of(10), num_workers=2)
 
 
 @pytest.mark.parametrize(
