@@ -137,6 +137,7 @@ class FolderPolicy(CheckpointPolicy):
             "merge": None if config.joint else rule,
             "class_weight": fit.class_weight,
             "validation_freq": fit.validation_freq,
+            "compression": config.compression,
             **flattened(config.stragglers),
         }
         self.description = describe(request.model, request.schema, others)

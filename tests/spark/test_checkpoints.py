@@ -366,11 +366,12 @@ def half_way(spark, problem, tmp_path_factory):
     return folder
 
 
-def resumed(problem, model, source, folder, **options):
+def resumed(problem, model, source, folder, compression=None, **options):
     """Resume a copy of a checkpoint with another model."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     options = {**SETTINGS, "batch_size": 1, "checkpoint": str(folder), "resume": True, **options}
-    return SparkModel(model, num_workers=2).fit(problem.x, problem.y, **options)
+    spark_model = SparkModel(model, num_workers=2, compression=compression)
+    return spark_model.fit(problem.x, problem.y, **options)
 
 
 def with_tanh_for_softmax(model):
@@ -441,16 +442,17 @@ def test_a_learning_rate_that_callbacks_made_is_restored(spark, problem, tmp_pat
 
 @pytest.mark.whole
 def test_a_setting_that_keeps_the_meaning_is_named(problem, half_way, tmp_path, caplog):
-    """A resumed run with another loss and a smaller momentum logs both, and trains."""
+    """A resumed run with another loss, a smaller momentum and a codec logs all, and trains."""
     model = problem.model(
         keras.optimizers.SGD(0.3, momentum=0.5), loss=keras.losses.SparseCategoricalCrossentropy()
     )
 
-    history = resumed(problem, model, half_way, tmp_path)
+    history = resumed(problem, model, half_way, tmp_path, compression="int8")
 
     (line,) = [line for line in caplog.messages if "The resumed run differs from the original run" in line]
     assert "momentum of optimizer is 0.5 instead of 0.9" in line
     assert "loss of compile is SparseCategoricalCrossentropy(" in line
+    assert "compression of fit is 'int8' instead of not set" in line
     assert history.epoch == list(range(5))
 
 
