@@ -137,6 +137,20 @@ class Metrics:
         self.model.reset_metrics()
         return results
 
+    def by_worker(self, states: Sequence[bytes], rows: Sequence[int]) -> dict[int, dict[str, float]]:
+        """Return the results of each worker's own metrics, by worker; empty if the states of one are missing.
+
+        Args:
+            states: the metric states of each worker.
+            rows: the number of training rows of each worker.
+        """
+        results: dict[int, dict[str, float]] = {}
+        if len(states) == len(rows):
+            for worker, own in enumerate(states):
+                merged = self.merge([own]) if own and rows[worker] else {}
+                results[worker] = {name: value for name, value in merged.items() if isinstance(value, float)}
+        return results
+
     def merge_tests(self, states: Sequence[bytes], rows: Sequence[int], batch_size: int) -> Results:
         """Return the merged results of an evaluation.
 

@@ -133,9 +133,6 @@ class FitRun:
         request.flags.require_kept()
         request.flags.trace()
         with Cleanup() as stack:
-            stack.callback(self.checkpoints.close)
-            stack.enter_context(jobs.cancelled_if_interrupted(self.cluster))
-            stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
             group, display = self._start(stack)
             if self.checkpoints.resumed and changed and not self.coordinator.snapshot.place:
                 self.coordinator.replace(*self.driver.values())
@@ -184,6 +181,8 @@ class FitRun:
     def _end_at_once(self, first: int) -> None:
         """End a run that has no epoch to train; ``first`` is the epoch at which the fit continues."""
         if (resumed := self.checkpoints.resumed) is not None:
+            if first >= self.request.fit.epochs:
+                self._compare_rows()
             self.training.count(resumed.counters | {"version": resumed.snapshot.version})
             self.held = resumed.held
         if first < self.request.fit.epochs:
@@ -192,6 +191,15 @@ class FitRun:
             self.record.finish("finished")
             self.callbacks.end({})
         self.request.history.training, self.request.history.run = self.training, self.record.values()
+
+    def _compare_rows(self) -> None:
+        """Let the workers compare their rows with those of the complete run, which trains no epoch."""
+        with Cleanup() as stack:
+            group, display = self._start(stack)
+            group.start()
+            _await_rows(self.coordinator, group, display)
+            self.coordinator.stop()
+            group.finish()
 
     def _begin(self) -> int:
         """Call ``on_train_begin``, and restore the checkpoint if any; return the first epoch to train."""
@@ -208,8 +216,11 @@ class FitRun:
         return fit.initial_epoch if restored is None else restored
 
     def _start(self, stack: Cleanup) -> tuple[WorkerGroup, Display]:
-        """Return the run's workers and the display of progress."""
+        """Return the run's workers, for which slots are reserved, and the display of progress."""
         request = self.request
+        stack.callback(self.checkpoints.close)
+        stack.enter_context(jobs.cancelled_if_interrupted(self.cluster))
+        stack.enter_context(jobs.claim(self.cluster, self.num_workers + request.spare_slot))
         setup = ServerSetup(
             request=request,
             driver=self.driver,
@@ -400,7 +411,8 @@ class FitRun:
             if self.callbacks.may_replace_weights and self.driver.is_at(result.snapshot):
                 self.callbacks.note_weights()
         display.end(epoch, result.rows, logs)
-        self._observe_workers(result)
+        for observer in [each for each in self.request.callbacks if isinstance(each, WorkerScalars)]:
+            observer.observe(self.record.workers(), self.metrics.by_worker(result.metrics, self._rows()))
         self.changed = self.callbacks.end_epoch(epoch, logs, result.losses)
         if self.record.stop_request is not None:
             self.request.model.stop_training = True
@@ -410,20 +422,6 @@ class FitRun:
             self.changed = False
         self.checkpoints.keep(self.coordinator, logs)
         return logs
-
-    def _observe_workers(self, result: EpochResult) -> None:
-        """Give each worker's state and results at the end of an epoch to the callbacks that show them."""
-        observers = [each for each in self.request.callbacks if isinstance(each, WorkerScalars)]
-        if not observers:
-            return
-        results: dict[int, dict[str, float]] = {}
-        rows = self._rows()
-        if len(result.metrics) == len(rows):  # else a worker was lost, and its states are missing
-            for worker, states in enumerate(result.metrics):
-                merged = self.metrics.merge([states]) if states and rows[worker] else {}
-                results[worker] = {name: value for name, value in merged.items() if isinstance(value, float)}
-        for observer in observers:
-            observer.observe(self.record.workers(), results)
 
     def _load(self, snapshot: Snapshot) -> None:
         """Load a snapshot into the user's model, but keep the model's present learning rate."""
@@ -464,6 +462,19 @@ class FitRun:
 def _epoch_rows(coordinator: AnyCoordinator) -> int:
     """Return the number of rows that all workers train on in an epoch; 0 until it is known."""
     return sum(plan.epoch_rows for plan in coordinator.plans)
+
+
+def _await_rows(coordinator: AnyCoordinator, group: WorkerGroup, display: Display) -> None:
+    """Wait until all workers of a run that resumes have compared their rows with those of its checkpoint.
+
+    Raises:
+        DataError: the rows differ.
+    """
+    while not coordinator.plans:
+        time.sleep(POLL_SECONDS)
+        interrupts.check()
+        group.check()
+        display.wait(group.waiting)
 
 
 def _rows_done(coordinator: AnyCoordinator, epoch: int) -> int:

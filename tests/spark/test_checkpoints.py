@@ -290,6 +290,27 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous"}, {"placement": "executors"}])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_complete_run_does_not_resume_with_other_rows(spark, problem, tmp_path, settings, stopped):
+    """A complete run that resumes returns its model for the same rows only."""
+    options = {**SETTINGS, "epochs": 2, "checkpoint": str(tmp_path / "kept"), "validation_split": 0.25}
+    callbacks = [StopAtOnce()] if stopped else []
+    first, again = problem.model(), problem.model(seed=2)
+    SparkModel(first, num_workers=2, **settings).fit(problem.x, problem.y, callbacks=callbacks, **options)
+    for x, y, message in (
+        (problem.x, problem.y[::-1], "the values in these rows or in the validation rows differ"),
+        (problem.x[:100], problem.y[:100], "Resume with the same data"),
+    ):
+        with pytest.raises(DataError, match=message):
+            SparkModel(again, num_workers=2, **settings).fit(x, y, resume=True, **options)
+    history = SparkModel(again, num_workers=2, **settings).fit(problem.x, problem.y, resume=True, **options)
+
+    assert 1 == history.training["resumed"]
+    for mine, theirs in zip(again.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_a_resumed_run_names_its_checkpoint(spark, problem, tmp_path, capsys, caplog):
     """A run that resumes prints, logs and records once from which checkpoint, and at which place."""
     caplog.set_level(logging.INFO, "sparkdl")
