@@ -274,9 +274,17 @@ def _holds_texts(array: Array) -> bool:
     return array.dtype.kind == "O" and all(isinstance(each, str | bytes) for each in array.flat)
 
 
+NAMED = {"features", "label"}
+
+
 def as_pair(row: Any) -> Any:
-    """Return (x, y) of a row with features and a label, such as a LabeledPoint; any other row as it is."""
-    if isinstance(row, tuple) or not (hasattr(row, "features") and hasattr(row, "label")):
+    """Return (x, y) of a row with features and a label, such as a LabeledPoint; any other row as it is.
+
+    A Row of Spark is a tuple, and its fields may be in any order. So it is read by name if it has these two.
+    """
+    if type(row) is tuple or not (hasattr(row, "features") and hasattr(row, "label")):
+        return row
+    if isinstance(row, tuple) and set(getattr(row, "__fields__", ())) != NAMED:
         return row
     return row.features, row.label
 

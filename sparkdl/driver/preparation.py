@@ -113,7 +113,8 @@ class FitArguments:
 
         Raises:
             ConfigError: the rows are of a kind that cannot be evaluated, or ``validation_data`` is a tuple or
-                list of the wrong length. The message names the alternatives.
+                list of the wrong length; or a DataFrame lacks some columns of sample weights. The message
+                names the alternatives.
             DataError: the arrays have different lengths.
         """
         data = self.validation_data
@@ -127,8 +128,14 @@ class FitArguments:
         if not isinstance(data, tuple | list):
             weight = leaves(self.sample_weight)
             named = hasattr(data, "sparkSession") and all(isinstance(name, str) for name in weight)
-            weighted = named and columns.has(data, weight)
-            given = data, None, self.sample_weight if weighted else None
+            missing = [name for name in weight if not columns.has(data, [name])] if named else weight
+            if named and 0 < len(missing) < len(weight):
+                raise ConfigError(
+                    "validation_data should have all columns of sample weights "
+                    f"({', '.join(map(repr, weight))}), or none of them; it lacks "
+                    f"{', '.join(map(repr, missing))}."
+                )
+            given = data, None, None if missing else self.sample_weight
             return make(given, names, decode=self.decode)
         if len(data) not in (1, 2, 3):
             raise ConfigError(

@@ -13,6 +13,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
 from sparkdl.api.spark_model import SparkModel
+from sparkdl.core.tree import leaves
 from sparkdl.errors import ConfigError, ModelError, short
 from sparkdl.ml.params import FIT, SETTINGS, FitParams, TrainingParams, arguments, by_name
 from sparkdl.ml.persistence import Stored
@@ -121,6 +122,12 @@ class KerasEstimatorModel(Predicts, FitParams, Model):
     def hold(self, model: KerasModel) -> None:
         """Set the model."""
         self._model = model
+
+    def unread(self) -> list[str]:
+        """Return the columns of labels and sample weights, which the fit may have decoded."""
+        outputs = signature.output_names(self._model)
+        params = [name for name in ("labelCol", "weightCol") if self.isDefined(name)]
+        return leaves([by_name(self.getOrDefault(name), outputs, "output") for name in params])
 
     @property
     def hasSummary(self) -> bool:

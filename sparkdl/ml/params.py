@@ -334,7 +334,7 @@ def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
         what: the kind of names, "input" or "output".
 
     Raises:
-        ConfigError: the dict can be read in both directions.
+        ConfigError: the dict can be read in both directions, or has several columns for one input.
     """
     if (
         not names
@@ -348,5 +348,12 @@ def by_name(columns: Any, names: tuple[str, ...], what: str) -> Any:
         raise ConfigError(
             f"{columns} is ambiguous: its keys and its values can both be the {what}s {', '.join(names)}. "
             f"Rename a column, or pass a list of columns in the order of the {what}s."
+        )
+    if turns and not reads and len(turned) < len(columns):
+        name = next(name for name in columns.values() if list(columns.values()).count(name) > 1)
+        same = ", ".join(repr(column) for column, each in columns.items() if each == name)
+        raise ConfigError(
+            f"Expected one column for each {what}; got {same} for the {what} {name!r}. For one array made of "
+            f"several columns, pass a dict from {what}s to lists of columns."
         )
     return turned if turns else columns

@@ -30,7 +30,7 @@ class Predicts(PredictionParams, Stored):
         names = by_name(self.getOrDefault("featuresCol"), signature.input_names(model), "input")
         decode = self.getOrDefault("decode") if self.isDefined("decode") else None
         count, texts = signature.count_parts(model)[0], signature.takes_strings(model)
-        source = frame_source(dataset, (names,), (count,), decode=decode, texts=texts)
+        source = frame_source(dataset, (names,), (count,), decode=decode, texts=texts, unread=self.unread())
         schema = frame_features(model, source)
         predicted = execution.probe(model, schema)
         shape = signature.output_shapes(model, predicted)
@@ -62,6 +62,10 @@ class Predicts(PredictionParams, Stored):
         require_free(dataset, *(name for name, _ in found))
         frame = dataset.withColumn(made, predict(*source.features()))
         return frame.select("*", *(part.alias(name) for name, part in found)).drop(made)
+
+    def unread(self) -> list[str]:
+        """Return the columns for which ``decode`` may have a function although no prediction needs them."""
+        return []
 
     def given_thresholds(self) -> list[float] | None:
         """Return the threshold of each class; None if none are set."""

@@ -234,8 +234,9 @@ def _outputs_by_place(model: keras.Model, schema: Schema) -> list[tuple[int, Any
     outputs = getattr(model, "outputs", None)
     if not outputs or len(schema.template) < 2:
         return []
-    template, named = schema.template[1], dict(zip(output_names(model), outputs, strict=False))
+    template, made = schema.template[1], keras_internals.output_structure(model)
     if isinstance(template, dict):
+        named = made if isinstance(made, dict) else dict(zip(output_names(model), outputs, strict=False))
         return [
             (template[name], named[name])
             for name in template

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions, types
 
 from sparkdl.data.column import remedy
 from sparkdl.errors import ConfigError
+from sparkdl.modeling import keras_settings
 
 
 class Found(NamedTuple):
@@ -136,7 +137,8 @@ def numeric(name: str, found: Found) -> Column:
     if is_vector(kind):
         from pyspark.ml.functions import vector_to_array
 
-        return functions.when(column.isNotNull(), vector_to_array(column, "float32"))
+        width = "float64" if keras_settings.float_type() == "float64" else "float32"
+        return functions.when(column.isNotNull(), vector_to_array(column, width))
     element, depth = kind, 0
     while isinstance(element, types.ArrayType):
         element, depth = element.elementType, depth + 1

@@ -6,10 +6,12 @@ the DataFrame's partitions. Rows travel as Arrow batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
+from math import prod
 from typing import Any
 
+import numpy as np
 from pyspark.sql import Column as SqlColumn
 from pyspark.sql import DataFrame, functions, types
 
@@ -131,13 +133,18 @@ class FrameSource(Source):
         return max(depths) > 0 or place in self._texts
 
     def require_kinds(self, schema: Schema) -> None:
-        """Require strings where a schema has strings, and numbers where it has numbers.
+        """Require strings where a schema has strings, numbers where it has numbers, and as many as it has.
+
+        The lengths of arrays and vectors are not known before a job.
 
         Raises:
-            ConfigError: a column holds the wrong kind. The message names it.
+            ConfigError: a column holds the wrong kind, or there is a wrong number of columns. The message
+                names them.
         """
         for place, (names, column) in enumerate(zip(self._names, schema.columns, strict=True)):
-            for name in names if place not in self.decode else ():
+            if place in self.decode:
+                continue
+            for name in names:
                 if column.texts and place not in self._texts:
                     kind = self._found[name].kind.simpleString()
                     raise ConfigError(
@@ -146,6 +153,12 @@ class FrameSource(Source):
                     )
                 if not column.texts:
                     numeric(name, self._found[name])
+            single = not any(depth_of(self._found[name].kind) for name in names)
+            if single and len(names) != prod(column.shape):
+                raise ConfigError(
+                    f"The model takes rows of shape {column.shape}; the columns {', '.join(names)} form rows "
+                    f"of shape {(len(names),)}. Pass as many columns as a row has values."
+                )
 
     def features(self) -> list[SqlColumn]:
         """Return the columns for a function that predicts; vectors as structs of their stored fields."""
@@ -256,7 +269,10 @@ class FrameSource(Source):
     def _rows(self, columns: Sequence[Column], *more: SqlColumn) -> DataFrame:
         """Return the columns of a schema, a key, and further columns; missing weights are 1."""
         selected = self._select(sparse=[place for place, column in enumerate(columns) if column.sparse])
-        ones = [functions.lit(1.0).alias(f"c{i}") for i in range(len(self._names), len(columns))]
+        ones = [
+            _ones(column.shape).alias(f"c{place}")
+            for place, column in enumerate(columns[len(self._names) :], len(self._names))
+        ]
         key = functions.monotonically_increasing_id().alias(arrow.KEY)
         return self.frame.select(*selected, *ones, key, *more)
 
@@ -273,8 +289,8 @@ class FrameSource(Source):
         schema = self.schema if validation is None else self.schema.with_held(validation.schema)
         part = functions.lit(TRAINING)
         if self.indicator is not None:
-            held = self._found[self.indicator].column
-            part = functions.when(held.isNull(), UNKNOWN).when(held, VALIDATION).otherwise(TRAINING)
+            marks = self._found[self.indicator].column
+            part = functions.when(marks.isNull(), UNKNOWN).when(marks, VALIDATION).otherwise(TRAINING)
         frame = self._rows(schema.columns, part.cast("int").alias(arrow.PART))
         if split:
             drawn = functions.xxhash64(functions.col(arrow.KEY), functions.lit(seed or 0))
@@ -285,7 +301,8 @@ class FrameSource(Source):
         if validation is not None:
             assert isinstance(validation, FrameSource)  # noqa: S101 - require_partner ensures this
             part = functions.lit(VALIDATION).cast("int").alias(arrow.PART)
-            frame = frame.unionByName(validation._rows(schema.columns, part))
+            held = validation._rows(schema.columns, part)
+            frame = _numbers(frame, held).unionByName(_numbers(held, frame))
         moves = seed is not None or validation is not None or self.ahead or cluster.remote
         if self.partitions is None and not moves and self.num_partitions() == num_workers:
             self.partitions = num_workers
@@ -320,6 +337,26 @@ class FrameSource(Source):
         action = jobs.run_frame(frame, stage, "states binary, rows long", barrier=False)
         found = jobs.run(action, cluster, description=f"sparkdl: evaluate {self.model_name}")
         return [(row.states, row.rows) for row in found]
+
+
+def _ones(shape: tuple[int, ...]) -> SqlColumn:
+    """Return a column of ones: numbers, or nested arrays of a shape."""
+    ones = functions.lit(1.0)
+    for size in reversed(shape):
+        ones = functions.array_repeat(ones, size)
+    return ones
+
+
+def _numbers(frame: DataFrame, other: DataFrame) -> DataFrame:
+    """Return a DataFrame for a union with another one: with 0 and 1 for booleans where that has numbers."""
+    kinds = [(field.name, field.dataType, other.schema[field.name].dataType) for field in frame.schema.fields]
+    return frame.withColumns(
+        {
+            name: functions.col(name).cast(kind.simpleString().replace("boolean", "tinyint"))
+            for name, kind, theirs in kinds
+            if numpy_type(kind) is np.bool_ and numpy_type(theirs) is not np.bool_
+        }
+    )
 
 
 def _worker_of(num_workers: int, seed: int) -> SqlColumn:
@@ -401,6 +438,7 @@ def frame_source(
     decode: Mapping[str, Decode] | None = None,
     *,
     texts: bool = False,
+    unread: Collection[str] = (),
 ) -> FrameSource:
     """Return the source of a DataFrame's columns; a list of columns for one input makes one array.
 
@@ -412,10 +450,11 @@ def frame_source(
         indicator: the column that marks validation rows.
         decode: functions that convert values of columns to arrays, by column name.
         texts: whether columns of x may hold strings.
+        unread: columns for which ``decode`` may have a function although they are not read.
 
     Raises:
-        ConfigError: ``decode`` is not a dict of functions, or names a column that is not read; or
-            ``FrameSource`` refuses a column.
+        ConfigError: ``decode`` is not a dict of functions, or names a column that is not read as a column of
+            its own; or ``FrameSource`` refuses a column.
     """
     if decode is not None and not (
         isinstance(decode, dict)
@@ -431,14 +470,15 @@ def frame_source(
     sample = Sample.of(parts, tuple(lengths))
 
     def make() -> FrameSource:
-        if decode and len(counts) > 1:  # a source of features alone may get functions for label columns too
+        if decode:
             fold = folded(frame.sparkSession)
-            read = {fold(value) for value in sample.values if isinstance(value, str)}
-            unread = [name for name in decode if fold(name) not in read]
-            if unread:
+            known = {fold(value) for value in (*sample.values, *unread) if isinstance(value, str)}
+            others = [name for name in decode if fold(name) not in known]
+            if others:
                 raise ConfigError(
-                    f"decode has functions for {', '.join(map(repr, sorted(unread)))}, but the columns that "
-                    f"are read are {', '.join(map(repr, sample.values))}."
+                    f"decode has functions for {', '.join(map(repr, sorted(others)))}, but the columns that "
+                    f"are read are {', '.join(map(repr, sample.values))}. Use these names; columns of a list "
+                    "cannot be decoded."
                 )
         return FrameSource(frame, sample, indicator=indicator, decode=decode, texts=texts)
 
