@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,6 +170,27 @@ class KerasEstimator(TrainingParams, Stored, Estimator):  # type: ignore[type-ar
         >>> estimator = KerasEstimator(model=model, epochs=10, batchSize=64)  # doctest: +SKIP
         >>> Pipeline(stages=[assembler, estimator]).fit(frame).transform(frame)  # doctest: +SKIP
     """
+
+    @short
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Any:
+        """Return an iterator over the index of each Param map and the model that is fitted with it.
+
+        Raises:
+            ConfigError: several fits would resume from one checkpoint folder.
+        """
+        stages = [self.copy(each) for each in paramMaps]
+        folders = [
+            stage.getOrDefault("checkpoint").uri
+            for stage in stages
+            if stage.isDefined("checkpoint") and stage.getOrDefault("resume")
+        ]
+        if len(set(folders)) < len(folders):
+            raise ConfigError(
+                "Each fit needs a checkpoint folder of its own to resume from; several Param maps have "
+                f"checkpoint={max(folders, key=folders.count)!r} with resume=True. Leave checkpoint out, or "
+                "set another folder in each Param map."
+            )
+        return super().fitMultiple(dataset, paramMaps)
 
     @short
     def _fit(self, dataset: DataFrame) -> KerasEstimatorModel:

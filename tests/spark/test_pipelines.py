@@ -830,6 +830,16 @@ def test_several_param_maps_are_fitted(spark, estimator, table):
     assert [1, 2] == [each.summary.totalIterations for each in fitted]
 
 
+def test_fits_that_would_resume_from_one_folder_are_refused(estimator, table, tmp_path):
+    """With a list of Param maps, each fit needs a checkpoint folder of its own to resume from."""
+    shared = estimator.copy({estimator.checkpoint: str(tmp_path / "one"), estimator.resume: True})
+    with pytest.raises(ConfigError, match="Each fit needs a checkpoint folder of its own.*one.* with resume"):
+        shared.fit(table, [{estimator.epochs: 1}, {estimator.epochs: 2}])
+
+    maps = [{estimator.epochs: 1, estimator.checkpoint: str(tmp_path / name)} for name in "ab"]
+    assert [1, 1] == [each.summary.totalIterations for each in shared.fit(table, maps)]
+
+
 @pytest.mark.whole
 @leaves_its_pool
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
