@@ -111,7 +111,8 @@ def run(case: Case, folder: str) -> dict:
     answer = {"scores": scores, "losses": losses, "bytes": moved, "seconds": seconds}
     if case.frequency == "auto":  # the bytes are only those of the windows
         batches = -(-len(x) // problem.batch_size)
-        windows = -(-batches // case.workers // 16)
+        local = local_batch_size_of(case)
+        windows = -(-len(x) // case.workers // local // 16)
         answer |= {"bytes": 0, "rounds": joint * batches + rest.epochs * windows, "of": case.epochs * batches}
     return answer
 
@@ -121,6 +122,14 @@ def joint_epochs_of(case: Case) -> int:
     from sparkdl.api.joint_start import joint_epochs
 
     return joint_epochs(case.epochs, case.workers) if case.frequency == "auto" else 0
+
+
+def local_batch_size_of(case: Case) -> int | None:
+    """Return the number of rows of a worker's batch after a joint start; None: the problem's batch size."""
+    from sparkdl.api.joint_start import window_batch_size
+
+    joined = case.frequency == "auto"
+    return window_batch_size(problem_of(case.problem).batch_size, case.workers) if joined else None
 
 
 def settings_of(case: Case) -> tuple[int | None, object]:
@@ -184,6 +193,7 @@ def group(case: Case, model, batch_size: int, x, y, score) -> tuple[int, str]:
             rows=even_split(len(x), case.workers),
             batch_size=batch_size,
             epochs=case.epochs,
+            local_batch_size=local_batch_size_of(case),
             world=world,
             paces=[lambda draw=draw: draw.gamma(16) / 16 for draw in draws],
             seed=case.seed,
@@ -219,6 +229,9 @@ def told(case: Case) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items())
     joint = joint_epochs_of(case)
     after = f" after {joint} joint epochs" if joint else ""
+    local = local_batch_size_of(case)
+    if joint and local != problem_of(case.problem).batch_size:
+        after += f", batches of {local} rows"
     return f"{rule.name}({settings}) at {scale:.4g}{after}"
 
 

@@ -44,6 +44,7 @@ def train(
     loop=Loop,
     aggregation=None,
     steps_per_epoch=None,
+    local_batch_size=None,
     distribution=None,
     merge=None,
     staleness=None,
@@ -79,7 +80,15 @@ def train(
     spec, objects = serialization.freeze(model)
     layouts = Layouts.of(model)
     plan = BatchPlan(
-        (), 0, batch_size, window, joint, seed is not None, seed or 0, steps_per_epoch=steps_per_epoch
+        (),
+        0,
+        batch_size,
+        window,
+        joint,
+        seed is not None,
+        seed or 0,
+        steps_per_epoch=steps_per_epoch,
+        local_batch_size=local_batch_size,
     )
     rule, power = choose(merge, mode=mode, window=window)
     shape = RunSpec(

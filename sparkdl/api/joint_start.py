@@ -3,7 +3,8 @@
 Windows cost accuracy mainly while the model is young. So the workers first exchange gradients after every
 batch, which gives the same weights as plain Keras. At the end of an epoch they switch: from then on each
 worker trains on windows of batches, and the rule DiLoCo merges the changes (post-local SGD: Lin et al., 2020;
-DiLoCo: Douillard et al., 2023). Each part is a run of its own; callbacks and History see one fit.
+DiLoCo: Douillard et al., 2023). Many workers take smaller batches there, because the mean of their changes has
+the noise of K times as many rows. Each part is a run of its own; callbacks and History see one fit.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.server.aggregation.counted_rounds import state_bytes
 
-# The joint start takes 1 of every 12 epochs, or 1 of every 4 from MANY_WORKERS workers on.
-EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 4
+# The joint start takes 1 of every 12 epochs, or 1 of every 8 from MANY_WORKERS workers on.
+EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 8
 MANY_WORKERS = 8
+# From MANY_WORKERS workers on, the batches of all workers have this many times the rows of one batch.
+BATCHES_OF_MANY = 4
+LEAST_SHARE = 4  # a worker's batch has at least this part of the rows of one batch
 
 
 def joint_epochs(epochs: int, num_workers: int) -> int:
@@ -30,6 +34,13 @@ def joint_epochs(epochs: int, num_workers: int) -> int:
     if num_workers >= MANY_WORKERS:
         return -(-epochs // EPOCHS_PER_JOINT_OF_MANY)
     return max(1, epochs // EPOCHS_PER_JOINT)
+
+
+def window_batch_size(batch_size: int, num_workers: int) -> int:
+    """Return the number of rows of a worker's batch in the windows that follow the joint start."""
+    if num_workers < MANY_WORKERS:
+        return batch_size
+    return max(1, BATCHES_OF_MANY * batch_size // num_workers, batch_size // LEAST_SHARE)
 
 
 def windows_of(request: Request) -> TrainConfig | None:
@@ -51,7 +62,7 @@ def first_run(request: Request) -> FitRun:
     joint, newest = joint_epochs(fit.epochs, request.num_workers), newest_checkpoint(request)
     if newest is not None and newest.settings["frequency"] == AUTO:
         if not newest.settings["joint_start"]:
-            return FitRun(_in_windows(request))
+            return FitRun(_in_windows(request, newest.settings.get("window_batch_size")))
         # A joint epoch under way is completed, even if the resumed fit has a smaller number of epochs.
         joint = max(joint, newest.snapshot.epoch + (newest.snapshot.before is not None))
     switch = Switch(joint, config.last)
@@ -89,8 +100,9 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
     """
     began = "joint_start" in first.training
     fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed)
+    size = window_batch_size(fit.batch_size, request.num_workers)
     following = _in_windows(
-        replace(request, fit=fit, carried=None if began else request.carried, held=first.held)
+        replace(request, fit=fit, carried=None if began else request.carried, held=first.held), size
     )
     if began:  # The joint start has traced the batches.
         following.fit = replace(following.fit, profile=None)
@@ -105,11 +117,15 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
     return run
 
 
-def _in_windows(request: Request) -> Request:
+def _in_windows(request: Request, batch_size: int | None) -> Request:
     """Return the request of the run after a joint start.
 
     Intervals of snapshots and checkpoints count rounds. A round now has AUTO_WINDOW batches, so the intervals
     are divided by it, and rounded up.
+
+    Args:
+        request: the request of the fit.
+        batch_size: rows of a worker's batch; None: the fit's batch size, as in checkpoints of older versions.
     """
     config, fit = request.config.last, request.fit
     if every := config.fault_tolerance.recovery_every:
@@ -118,4 +134,4 @@ def _in_windows(request: Request) -> Request:
     if fit.checkpoint is not None and fit.checkpoint.updates is not None:
         every = -(-fit.checkpoint.updates // AUTO_WINDOW)
         fit = replace(fit, checkpoint=replace(fit.checkpoint, every=every))
-    return replace(request, config=config, fit=fit, continues=True, divides=False)
+    return replace(request, config=config, fit=fit, continues=True, divides=False, local_batch_size=batch_size)

@@ -171,6 +171,8 @@ class BatchPlan:
         seed: the seed of the orders, combined with the pass and the worker.
         first_epoch: the first epoch of the run. Its first exchange has number 0.
         steps_per_epoch: steps per epoch of one process with this ``batch_size``; None is one pass.
+        local_batch_size: maximum rows of a step if workers train locally and their batches are smaller than
+            ``batch_size``, which learning-rate schedules count; None is ``batch_size``.
     """
 
     rows: tuple[int, ...]
@@ -182,6 +184,7 @@ class BatchPlan:
     seed: int
     first_epoch: int = 0
     steps_per_epoch: int | None = None
+    local_batch_size: int | None = None
 
     @cached_property
     def working(self) -> int:
@@ -216,10 +219,10 @@ class BatchPlan:
         """
         if not self.joint:
             mine = self.rows[self.worker]
-            count = num_batches(mine, self.batch_size)
+            count = self._local_turn(mine)
             if len(self.rows) > 1:
                 return np.append(0, np.cumsum(even_split(mine, count), dtype=np.int64))
-            return np.append(np.arange(count, dtype=np.int64) * self.batch_size, mine)
+            return np.append(np.arange(count, dtype=np.int64) * self._local_size, mine)
         edges = np.arange(self.turn_steps + 1, dtype=np.int64) * self.batch_size
         return _num_before(self.rows, self.worker, edges)
 
@@ -228,9 +231,17 @@ class BatchPlan:
         """Batches of this worker in an epoch; some may be empty if updates are made jointly."""
         return self.steps if self.joint else self._local_batches(self.rows[self.worker])
 
+    @property
+    def _local_size(self) -> int:
+        return self.batch_size if self.local_batch_size is None else self.local_batch_size
+
+    def _local_turn(self, rows: int) -> int:
+        """Return the number of local batches in a pass over ``rows`` rows."""
+        return num_batches(rows, self._local_size)
+
     def _local_batches(self, rows: int) -> int:
         """Return the number of batches per epoch of a worker with ``rows`` rows."""
-        turn = num_batches(rows, self.batch_size)
+        turn = self._local_turn(rows)
         if self.steps_per_epoch is None or not turn:
             return turn
         return max(1, round(self.steps_per_epoch * turn / self.turn_steps))

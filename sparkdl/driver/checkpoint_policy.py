@@ -369,6 +369,7 @@ def _settings_of(request: Request, driver: DriverModel, rule: Rule, batch_size: 
         "merge": rule.name if merges else None,
         "center_optimizer": outer_name(rule) if merges else None,
         **({"joint_start": config.joint} if automatic else {}),  # whether it is the part before the switch
+        **({} if request.local_batch_size is None else {"window_batch_size": request.local_batch_size}),
         "num_workers": request.num_workers,
         "batch_size": batch_size,
         "shuffle": fit.shuffle,

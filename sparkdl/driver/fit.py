@@ -99,6 +99,7 @@ class FitRun:
             seed=self.checkpoints.seed,
             first_epoch=self.checkpoints.first[0],
             steps_per_epoch=fit.steps_per_epoch,
+            local_batch_size=request.local_batch_size,
         )
         params = {"verbose": fit.verbose, "epochs": fit.epochs, "steps": request.known_steps(batch_size)}
         given = request.callbacks, request.model, request.history, params

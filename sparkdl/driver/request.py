@@ -65,6 +65,7 @@ class Request:
         switch: the point at which another run continues the fit; None: this run trains to the end.
         continues: whether the run continues a fit that began with other settings.
         held: the rows of each worker in the run that this one continues; empty if there was none.
+        local_batch_size: rows of a worker's batch where workers train locally; None: the fit's batch size.
     """
 
     model: Model
@@ -94,6 +95,7 @@ class Request:
     switch: Switch | None = None
     continues: bool = False
     held: tuple[RowsHeld, ...] = ()
+    local_batch_size: int | None = None
 
     @property
     def end(self) -> int:

@@ -190,7 +190,7 @@ def division(start: Start) -> str:
     steps = plan.steps if plan.joint else sum(each.num_batches for each in start.plans)
     return (
         f"{counted(start.request.num_workers, 'worker')} ({start.request.reason}) on "
-        f"{counted(start.rows, 'row')}, batch_size={plan.batch_size} {whose}: "
+        f"{counted(start.rows, 'row')}, batch_size={plan.local_batch_size or plan.batch_size} {whose}: "
         f"{counted(steps, 'step')} per epoch."
     )
 

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.api.joint_start import joint_epochs, windows_of
+from sparkdl.api.joint_start import joint_epochs, window_batch_size, windows_of
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ml.params import TrainingParams
@@ -31,11 +31,20 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
 
 @pytest.mark.parametrize(
     ("epochs", "num_workers", "expected"),
-    [(1, 2, 1), (11, 2, 1), (12, 7, 1), (24, 2, 2), (1, 8, 1), (15, 8, 4), (16, 16, 4), (5, 1, 5)],
+    [(1, 2, 1), (11, 2, 1), (12, 7, 1), (24, 2, 2), (1, 8, 1), (15, 8, 2), (16, 16, 2), (17, 16, 3), (5, 1, 5)],
 )
 def test_the_start_is_a_share_of_the_epochs(epochs, num_workers, expected):
-    """A twelfth of the epochs is joint, from eight workers on a quarter; one worker has no windows."""
+    """A twelfth of the epochs is joint, from eight workers on an eighth; one worker has no windows."""
     assert expected == joint_epochs(epochs, num_workers)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_workers", "expected"),
+    [(64, 7, 64), (64, 8, 32), (64, 12, 21), (64, 16, 16), (64, 100, 16), (1, 8, 1), (3, 16, 1)],
+)
+def test_many_workers_take_smaller_batches_after_the_start(batch_size, num_workers, expected):
+    """From eight workers on a batch of a window is smaller, but has at least a quarter of the rows."""
+    assert expected == window_batch_size(batch_size, num_workers)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,25 @@ def test_an_epoch_that_began_joint_ends_joint(problem, tmp_path):
     assert 2 * 2_000 == history.training["joint_start"]["version"]
 
 
+def test_many_workers_take_smaller_batches_after_the_start(problem, tmp_path, monkeypatch, caplog):
+    """After the start each worker takes smaller batches, also in a fit that resumes."""
+    monkeypatch.setattr("sparkdl.api.joint_start.MANY_WORKERS", 2)
+    monkeypatch.setattr("sparkdl.api.joint_start.BATCHES_OF_MANY", 1)
+    caplog.set_level("INFO", "sparkdl")
+    whole, history = fitted(problem, epochs=4, callbacks=[Calls()])
+    kept = {"checkpoint": str(tmp_path / "kept"), "epochs": 4}
+    with pytest.raises(RuntimeError, match="fails as asked"):
+        fitted(problem, callbacks=[Calls(2)], **kept)
+    resumed, _ = fitted(problem, resume=True, callbacks=[Calls()], **kept)
+
+    training, small = history.training, FIT["batch_size"] // 2
+    windows = -(-max(training["worker_rows"]) // small // 16)
+    steps = sum(-(-rows // small) for rows in training["worker_rows"])
+    assert training["joint_start"]["version"] + 3 * windows == training["version"]
+    assert f"batch_size={small} per worker: {steps} steps per epoch." in caplog.text
+    assert bits(whole) == bits(resumed)
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("settings", "message"),

@@ -122,6 +122,20 @@ def test_progress_of_an_epoch_is_that_of_one_process(rows, batch_size):
     assert group[0].steps == pytest.approx(total)
 
 
+@given(row_counts, batch_sizes, batch_sizes, st.integers(1, 5))
+def test_smaller_local_batches_count_as_parts_of_an_update(rows, batch_size, local, window):
+    """Workers with batches of their own size take each row once, and progress counts whole batches."""
+    wanted = plans(rows, batch_size)[0].steps
+    group = [replace(plan, local_batch_size=local) for plan in plans(rows, batch_size, window=window)]
+    for plan, count in zip(group, rows, strict=True):
+        places = [place for span in all_spans(plan, 0) for place in range(span.start, span.stop)]
+
+        assert places == list(range(count))
+        assert max(np.diff(plan.bounds), default=0) <= local
+        assert plan.steps == wanted
+    assert wanted == pytest.approx(sum(plan.num_batches * plan.progress_per_step for plan in group))
+
+
 @given(row_counts, st.integers(0, 5), st.integers(0, 2**31 - 1))
 def test_an_order_is_drawn_from_seed_epoch_and_worker(rows, epoch, seed):
     """Seed, epoch and worker determine the permutation; without shuffle rows keep their order."""
