@@ -3,13 +3,16 @@
 Windows cost accuracy mainly while the model is young. So the workers first exchange gradients after every
 batch, which gives the same weights as plain Keras. At the end of an epoch they switch: from then on each
 worker trains on windows of batches, and the rule DiLoCo merges the changes (post-local SGD: Lin et al., 2020;
-DiLoCo: Douillard et al., 2023). Many workers take smaller batches there, because the mean of their changes has
-the noise of K times as many rows. Each part is a run of its own; callbacks and History see one fit.
+DiLoCo: Douillard et al., 2023). Many workers take smaller batches there: the mean of their changes averages
+out the noise of a small batch. Each part is a run of its own; callbacks and History see one fit.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+
+import numpy as np
 
 from sparkdl.config import AUTO, AUTO_WINDOW, Placement, TrainConfig
 from sparkdl.driver.checkpoint_policy import newest_checkpoint, require_packable
@@ -18,6 +21,7 @@ from sparkdl.driver.request import Request, Switch
 from sparkdl.process.reasons import reason_of
 from sparkdl.rules import choose
 from sparkdl.server.aggregation.counted_rounds import state_bytes
+from sparkdl.transport.messages import ACTIVITIES
 
 # The joint start takes 1 of every 12 epochs, or 1 of every 8 from MANY_WORKERS workers on.
 EPOCHS_PER_JOINT, EPOCHS_PER_JOINT_OF_MANY = 12, 8
@@ -25,6 +29,9 @@ MANY_WORKERS = 8
 # From MANY_WORKERS workers on, the batches of all workers have this many times the rows of one batch.
 BATCHES_OF_MANY = 4
 LEAST_SHARE = 4  # a worker's batch has at least this part of the rows of one batch
+EXCHANGING = "exchange", "wait", "merge"  # the activities of a worker that windows save
+CHEAP = 0.1  # part of the time below which they save little
+logger = logging.getLogger(__name__)
 
 
 def joint_epochs(epochs: int, num_workers: int) -> int:
@@ -65,7 +72,7 @@ def first_run(request: Request) -> FitRun:
             return FitRun(_in_windows(request, newest.settings.get("window_batch_size")))
         # A joint epoch under way is completed, even if the resumed fit has a smaller number of epochs.
         joint = max(joint, newest.snapshot.epoch + (newest.snapshot.before is not None))
-    switch = Switch(joint, config.last)
+    switch = Switch(joint, config.last, window_batch_size(fit.batch_size, request.num_workers))
     start = replace(config, frequency="batch", merge=None)
     run = FitRun(replace(request, config=start, switch=switch, carried=None))
     if joint < fit.epochs:
@@ -101,6 +108,8 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
     began = "joint_start" in first.training
     fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed)
     size = window_batch_size(fit.batch_size, request.num_workers)
+    if began:
+        _note_cheap_exchanges(first)
     following = _in_windows(
         replace(request, fit=fit, carried=None if began else request.carried, held=first.held), size
     )
@@ -115,6 +124,20 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
         request.history.run = first.record.values()
         raise
     return run
+
+
+def _note_cheap_exchanges(first: FitRun) -> None:
+    """Log that windows save little time, if exchanges took a small part of a joint start."""
+    times = np.sum([worker["times"] for worker in first.record.workers() if worker["times"]], axis=0)
+    seconds = dict(zip(ACTIVITIES, np.atleast_1d(times), strict=False))
+    exchanging = sum(seconds.get(activity, 0.0) for activity in EXCHANGING)
+    share = exchanging / max(1e-9, sum(seconds.values()))
+    if times.size and share < CHEAP:
+        logger.info(
+            'Exchanges took %.0f %% of the workers\' time in the joint start. With frequency="batch" the fit '
+            "would take hardly longer, and would end with the weights of plain Keras.",
+            100 * share,
+        )
 
 
 def _in_windows(request: Request, batch_size: int | None) -> Request:
@@ -134,4 +157,6 @@ def _in_windows(request: Request, batch_size: int | None) -> Request:
     if fit.checkpoint is not None and fit.checkpoint.updates is not None:
         every = -(-fit.checkpoint.updates // AUTO_WINDOW)
         fit = replace(fit, checkpoint=replace(fit.checkpoint, every=every))
-    return replace(request, config=config, fit=fit, continues=True, divides=False, local_batch_size=batch_size)
+    return replace(
+        request, config=config, fit=fit, continues=True, divides=False, local_batch_size=batch_size
+    )

@@ -26,10 +26,12 @@ class Switch(NamedTuple):
     Attributes:
         epoch: the first epoch of that run.
         config: the settings of that run.
+        local_batch_size: rows of a worker's batch in that run.
     """
 
     epoch: int
     config: TrainConfig
+    local_batch_size: int
 
 
 @dataclass(kw_only=True)

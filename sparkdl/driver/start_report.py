@@ -215,7 +215,9 @@ def joint_start(start: Start) -> str | None:
         return None
     then = start.request.config if switch is None else switch.config
     rule = choose(then.merge, mode=then.mode.value, window=then.window).rule
-    windows = f'after every {then.window} batches, with merge="{rule.name}".'
+    size = start.request.local_batch_size if switch is None else switch.local_batch_size
+    rows = f" of {size} rows" if size not in (None, start.plan.batch_size) else ""
+    windows = f'after every {then.window} batches{rows}, with merge="{rule.name}".'
     if switch is not None:
         begins = f"workers exchange after every batch up to epoch {switch.epoch}, and from then on"
     else:

@@ -31,7 +31,17 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
 
 @pytest.mark.parametrize(
     ("epochs", "num_workers", "expected"),
-    [(1, 2, 1), (11, 2, 1), (12, 7, 1), (24, 2, 2), (1, 8, 1), (15, 8, 2), (16, 16, 2), (17, 16, 3), (5, 1, 5)],
+    [
+        (1, 2, 1),
+        (11, 2, 1),
+        (12, 7, 1),
+        (24, 2, 2),
+        (1, 8, 1),
+        (15, 8, 2),
+        (16, 16, 2),
+        (17, 16, 3),
+        (5, 1, 5),
+    ],
 )
 def test_the_start_is_a_share_of_the_epochs(epochs, num_workers, expected):
     """A twelfth of the epochs is joint, from eight workers on an eighth; one worker has no windows."""

@@ -220,6 +220,7 @@ def test_many_workers_take_smaller_batches_after_the_start(problem, tmp_path, mo
     steps = sum(-(-rows // small) for rows in training["worker_rows"])
     assert training["joint_start"]["version"] + 3 * windows == training["version"]
     assert f"batch_size={small} per worker: {steps} steps per epoch." in caplog.text
+    assert f"from then on after every 16 batches of {small} rows" in caplog.text
     assert bits(whole) == bits(resumed)
 
 
@@ -271,6 +272,16 @@ def test_without_joint_epochs_the_windows_are_traced_and_named(problem, caplog):
         'frequency="auto": from epoch 4 on, workers exchange after every 16 batches, with merge="diloco".'
     )
     assert expected in caplog.messages
+
+
+@pytest.mark.parametrize(("cheap", "noted"), [(1.0, True), (0.0, False)])
+def test_a_fit_whose_exchanges_are_cheap_names_the_alternative(problem, monkeypatch, caplog, cheap, noted):
+    """At the switch the fit says if windows save little time."""
+    monkeypatch.setattr("sparkdl.api.joint_start.CHEAP", cheap)
+    caplog.set_level("INFO", "sparkdl")
+    fitted(problem, epochs=2)
+
+    assert noted == ('With frequency="batch" the fit would take hardly longer' in caplog.text)
 
 
 @pytest.mark.whole
