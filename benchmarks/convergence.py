@@ -9,8 +9,9 @@ which determine the order of updates, so a run is repeatable. Each is compared, 
 
 runs the cases missing in the journal (hours); several processes may run at once, each on part of it. The
 parts are the defaults, the pilot from which they were chosen (of another seed: ``--part pilot --seeds 0``),
-DiLoCo (``--part diloco --optimizers adamw``), and the joint start (``--part joint --workers 2 4 8 16``),
-whose first epochs are those of ``model.fit``. Seconds are those of one process that does all workers' work.
+DiLoCo (``--part diloco --optimizers adamw``), the joint start (``--part joint --workers 2 4 8 16``), whose
+first epochs are those of ``model.fit``, and the joint start on Spark, an executor process for each worker
+(``--part spark --workers 2``). Seconds are those of one process that does all workers' work.
 
 ``--shortfalls sparkdl/driver/known_shortfalls.json`` runs nothing, and writes from the journal the settings
 that the driver warns of.
@@ -33,6 +34,7 @@ import harness
 import numpy as np
 from harness import table
 
+PROBLEMS = "mnist", "fashion", "resnet", "tabular", "characters", "pieces"
 TESTS = harness.REPOSITORY / "tests"
 LEAST_SEEDS = 5
 
@@ -52,6 +54,7 @@ class Case:
         epochs: the number of epochs.
         rate: the factor of the learning rate, as an expression over K; "" is 1.
         rows: the number of training rows, from the first; 0 is all of them.
+        spark: whether the workers are executors of Spark, in real time.
     """
 
     problem: str
@@ -64,6 +67,7 @@ class Case:
     epochs: int = 15
     rate: str = ""
     rows: int = 0
+    spark: bool = False
 
     @property
     def title(self) -> str:
@@ -71,7 +75,8 @@ class Case:
         if self.mode == "plain":
             return "plain Keras"
         rate = f", rate x {self.rate}" if self.rate else ""
-        return f"{self.mode}/{self.frequency} {self.merge or 'default'}{rate}"
+        where = " on Spark" if self.spark else ""
+        return f"{self.mode}/{self.frequency} {self.merge or 'default'}{rate}{where}"
 
 
 def run(case: Case, folder: str) -> dict:
@@ -98,6 +103,8 @@ def run(case: Case, folder: str) -> dict:
             model.fit(x, y, problem.batch_size, verbose=0)
             score(model.get_weights())
         moved = 0
+    elif case.spark:
+        moved = on_spark(case, model, problem.batch_size, x, y, score)
     else:
         joint = joint_epochs_of(case)
         for _ in range(joint):
@@ -109,12 +116,31 @@ def run(case: Case, folder: str) -> dict:
             return {"diverged": failure, "scores": scores, "losses": losses}
     seconds = round(time.perf_counter() - began, 1)
     answer = {"scores": scores, "losses": losses, "bytes": moved, "seconds": seconds}
-    if case.frequency == "auto":  # the bytes are only those of the windows
+    if case.frequency == "auto" and not case.spark:  # the bytes are only those of the windows
         batches = -(-len(x) // problem.batch_size)
         local = local_batch_size_of(case)
         windows = -(-len(x) // case.workers // local // 16)
         answer |= {"bytes": 0, "rounds": joint * batches + rest.epochs * windows, "of": case.epochs * batches}
     return answer
+
+
+def on_spark(case: Case, model, batch_size: int, x, y, score) -> int:
+    """Train with ``SparkModel`` on executor processes; return the bytes that they exchanged."""
+    import keras
+    from pyspark.sql import SparkSession
+
+    from sparkdl import SparkModel
+
+    spark = SparkSession.builder.master(f"local-cluster[{case.workers},1,2048]").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark_model = SparkModel(
+        model, mode=case.mode, frequency=case.frequency, merge=rule_of(case), num_workers=case.workers
+    )
+    each = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: score(model.get_weights()))
+    training = spark_model.fit(
+        x, y, batch_size, epochs=case.epochs, callbacks=[each], seed=case.seed, verbose=0
+    ).training
+    return training["bytes_sent"] + training["bytes_received"]
 
 
 def joint_epochs_of(case: Case) -> int:
@@ -275,6 +301,7 @@ PARTS = {
         ("synchronous", 50, "DiLoCo(1.0, 0.5)", ""),
     ],
     "joint": [("synchronous", "auto", "", "")],
+    "spark": [("synchronous", "auto", "", "")],
 }
 
 
@@ -283,12 +310,14 @@ TITLES = {
     "pilot": "Convergence: the pilot",
     "diloco": "Convergence: DiLoCo with 50 local steps",
     "joint": "Convergence: a joint start",
+    "spark": "Convergence: a joint start on Spark",
 }
 PAGES = {
     "defaults": "Scores of the defaults",
     "pilot": "Scores in the pilot",
     "diloco": "Scores and costs of DiLoCo",
     "joint": "Scores of a joint start",
+    "spark": "Scores of a joint start on Spark",
 }
 
 
@@ -309,6 +338,7 @@ def cases_of(options, problem: str, optimizer: str) -> list[Case]:
         for setting in PARTS[options.part]:
             mode, frequency, merge, rate = setting
             one = Case(problem, optimizer, mode, frequency, merge, workers, rate=rate, **shape)
+            one = replace(one, spark=options.part == "spark")
             if not options.only or any(word in one.title for word in options.only):
                 cases += [replace(one, seed=seed) for seed in options.seeds]
     return cases
@@ -379,7 +409,7 @@ def middle_of(values: Iterable[float]) -> str:
 
 def gaps_of(setting: Case, seeds: list[int], answers: dict[Case, dict]) -> list[float]:
     """Return each seed's last score minus that of plain Keras, in points; nan for a diverged run."""
-    plain = replace(setting, mode="plain", frequency="", merge="", rate="", workers=1)
+    plain = replace(setting, mode="plain", frequency="", merge="", rate="", workers=1, spark=False)
     pairs = [(replace(setting, seed=seed), replace(plain, seed=seed)) for seed in seeds]
     return [
         100 * (score_of(answers[ours]) - score_of(answers[theirs]))
@@ -426,7 +456,7 @@ def bar_of_joint(setting: Case) -> float:
 
 def joint_verdict(setting: Case, gaps: list[float], answer: dict) -> str:
     """Return the bars of a joint start, score and exchanges, each with True if it is met."""
-    if setting.frequency != "auto":
+    if setting.frequency != "auto" or setting.spark:
         return ""
     points, share = bar_of_joint(setting), 8 if setting.workers <= 4 else 5
     fewer = answer["of"] / answer["rounds"]
@@ -461,7 +491,12 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
     found: dict[tuple, tuple] = {}
     settings = {replace(case, seed=0) for case in answers if case.mode != "plain" and not case.rate}
     for one in sorted(settings, key=repr):
-        if one.epochs != epochs or one.rows or (one.mode, one.frequency) == ("synchronous", "batch"):
+        if (
+            one.epochs != epochs
+            or one.rows
+            or one.spark
+            or (one.mode, one.frequency) == ("synchronous", "batch")
+        ):
             continue
         seeds = (0,) if one.merge else range(1, LEAST_SEEDS + 1)  # of a joint start three
         gaps = gaps_of(one, list(seeds), answers)
@@ -519,6 +554,7 @@ def summary(options, answers: dict[Case, dict]) -> str:
     for setting, workers in itertools.product(PARTS[options.part], sorted(options.workers)):
         mode, frequency, merge, rate = setting
         one = Case("", "", mode, frequency, merge, workers, rate=rate, rows=options.rows)
+        one = replace(one, spark=options.part == "spark")
         ours = [
             replace(one, problem=name, optimizer=which, epochs=epochs_of(options, name))
             for name, which in pairs
@@ -583,7 +619,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder with mnist/ and fashion-mnist/")
     parser.add_argument("--journal", required=True)
     parser.add_argument("--part", choices=PARTS, default="defaults")
-    parser.add_argument("--problems", nargs="+", default=["mnist", "fashion", "tabular", "characters"])
+    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adam"])
     parser.add_argument("--epochs", type=int, help="default: 15, or 30 for DiLoCo on characters")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
