@@ -14,6 +14,7 @@ from sparkdl.core.cost_model import EFFICIENCY, Cluster, Estimate, cheap_frequen
 from sparkdl.core.validation import positive_number, whole_number
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.modeling import keras_variables
+from sparkdl.modeling.backends.choice import averages_embeddings
 
 if TYPE_CHECKING:
     import keras
@@ -105,8 +106,8 @@ def plan(
     """Estimate the time of exchanges on a cluster by mode, frequency and placement; recommend a setting.
 
     Nothing is run. The page "Performance" of the documentation has the formulas and compares them with
-    measurements. The driver counts as a host of its own. Gradients of embeddings count as dense,
-    and ``compression=`` is left out.
+    measurements. The driver counts as a host of its own. Gradients of embeddings count as dense, and
+    ``compression=`` is left out. Settings that ``fit`` would refuse because of embeddings are left out too.
 
     Args:
         model: a built model, or a SparkModel.
@@ -149,10 +150,12 @@ def plan(
         positive_number("batch_seconds", batch_seconds, unit="seconds")
     exchanged = *keras_variables.trainable(built), *keras_variables.statistics(built)
     elements = sum(prod(variable.shape) for variable in exchanged)
+    averages = averages_embeddings(built)
     rows, advice = [], []
     for number in numbers:
         cluster = Cluster(number, hosts or number, bandwidth, latency)
-        rows += _estimates(4 * elements, batch_seconds, cluster)
+        estimates = _estimates(4 * elements, batch_seconds, cluster)
+        rows += [row for row in estimates if averages or not row.averages_gradients]
         mine = [row for row in rows if row.num_workers == number]
         advice.append(_advice(mine, batch_seconds))
     title = [

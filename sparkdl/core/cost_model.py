@@ -77,6 +77,11 @@ class Estimate(NamedTuple):
     needed: float
     limit: str
 
+    @property
+    def averages_gradients(self) -> bool:
+        """True if workers average gradients among themselves, in every batch."""
+        return (self.mode, self.frequency, self.placement) == ("synchronous", 1, "executors")
+
 
 def estimate(
     nbytes: int, compute: float, cluster: Cluster, mode: str, *, frequency: int = 1, placement: str = "driver"

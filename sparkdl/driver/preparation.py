@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparkdl.config import CheckpointConfig, FitConfig, Placement, TrainConfig
+from sparkdl.config import AUTO, CheckpointConfig, FitConfig, Placement, TrainConfig
 from sparkdl.core.tree import leaves
 from sparkdl.data.bad_values import KnownClasses, judge, sentences_of
 from sparkdl.data.blocks import TRAINING, VALIDATION
@@ -32,6 +32,7 @@ from sparkdl.modeling import (
     signature,
     trainability,
 )
+from sparkdl.modeling.backends.choice import require_averageable
 from sparkdl.modeling.keras_types import History, Model
 from sparkdl.process.interrupts import Cleanup
 from sparkdl.server.state import CarriedState
@@ -392,6 +393,9 @@ def _look_at_rows(
     if validation is not None:
         validation.workers = num_workers
         validation.schema, settled = settle(model, validation, "test_step")
+    begins_joint = user.config.joint or user.config.frequency == AUTO
+    if begins_joint and user.config.placement is Placement.EXECUTORS:
+        require_averageable(model, first.x, first.y, first.weights)
     schema = share_weights(source, validation)
     if fit.class_weight is not None:
         schema = _with_class_weights(source.schema, schema)

@@ -107,3 +107,18 @@ def test_something_else_than_a_model_is_named(thing):
     """An argument that is no model raises ModelError."""
     with pytest.raises(ModelError, match="plan needs a keras.Model or a SparkModel; got "):
         sparkdl.plan(thing, num_workers=2)
+
+
+def test_a_setting_that_a_fit_refuses_is_not_recommended():
+    """Workers cannot average the sparse gradients of embeddings per batch if the optimizer is adaptive."""
+    found = {}
+    for optimizer in ("sgd", "adam"):
+        layers = [keras.layers.Embedding(100_000, 20), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile(optimizer, "mse")
+        plan = sparkdl.plan(model, num_workers=8, bandwidth=10e9, batch_seconds=1)
+        found[optimizer] = plan.advice[0], {(row.frequency, row.placement) for row in plan.rows}
+
+    assert 'frequency="batch", placement="executors"' in found["sgd"][0]
+    assert 'frequency="batch", placement="driver"' in found["adam"][0]
+    assert (1, "executors") not in found["adam"][1]

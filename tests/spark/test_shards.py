@@ -8,7 +8,7 @@ from phases import Act, call
 from pyspark import cloudpickle
 
 from sparkdl import FaultTolerance, Network, SparkModel, Stragglers
-from sparkdl.errors import ConfigError, RuleError, SparkDLError
+from sparkdl.errors import ConfigError, ModelError, RuleError
 from sparkdl.rules import Average, FedOpt
 from sparkdl.rules.outer import Adam
 
@@ -206,23 +206,26 @@ def test_states_of_rules_that_cannot_be_sent_are_named(spark, state, error, word
         trained("executors", frequency=2, merge=Own())
 
 
-@pytest.mark.whole
-def test_the_slices_of_an_embedding_are_refused(spark):
-    """Sparse gradients whose sum changes an adaptive step are refused by name; others are summed."""
+def test_the_slices_of_an_embedding_are_refused(spark, jobs):
+    """Sparse gradients whose sum changes an adaptive step are refused before a job; others are summed."""
     x = np.arange(64, dtype=np.int32)[:, None] % 8
 
-    def fit(optimizer):
+    def fit(optimizer, num_workers=2, **settings):
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
         model.compile(optimizer, "mse")
-        SparkModel(model, placement="executors", num_workers=2).fit(
+        SparkModel(model, placement="executors", num_workers=num_workers, **settings).fit(
             x, x.astype(np.float32), batch_size=16, verbose=0
         )
 
     fit("sgd")
-    with pytest.raises(SparkDLError, match="sparse gradients.*placement=.driver."):
-        fit("adam")
+    fit("adam", frequency=2)
+    before = jobs()
+    for settings in ({}, {"num_workers": 1}, {"frequency": "auto"}):
+        with pytest.raises(ModelError, match="sparse gradients.*placement=.driver."):
+            fit("adam", **settings)
+    assert before == jobs()
 
 
 @pytest.mark.parametrize(

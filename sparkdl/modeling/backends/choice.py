@@ -102,6 +102,39 @@ def sliced_tables(layout: Layout, *, joint: bool) -> Tables:
     return tables_of(layout) if joint and _backend() == "tensorflow" else ()
 
 
+def averages_slices(model: keras.Model) -> bool:
+    """Return True if workers can average the gradients of embeddings among themselves."""
+    from sparkdl.modeling import optimizers
+
+    return _backend() != "tensorflow" or optimizers.adds_slices(model) or optimizers.refuses_slices(model)
+
+
+def averages_embeddings(model: keras.Model) -> bool:
+    """Return True if workers can average the model's gradients, judged by its layers and its optimizer."""
+    import keras
+
+    from sparkdl.modeling import keras_internals
+
+    tables = [each for each in keras_internals.flat_layers(model) if isinstance(each, keras.layers.Embedding)]
+    if getattr(model, "optimizer", None) is None or not any(each.trainable_variables for each in tables):
+        return True
+    return averages_slices(model)
+
+
+def require_averageable(model: keras.Model, x: Any, y: Any, weights: Any) -> None:
+    """Require gradients that workers can average among themselves, judged by the gradient of some rows.
+
+    Raises:
+        ModelError: the gradients have slices, and the optimizer does not simply add them up.
+    """
+    if averages_slices(model):
+        return
+    from sparkdl.modeling.backends import tensorflow
+
+    if tensorflow.has_slices(model, x, y, weights):
+        raise tensorflow.cannot_average(model)
+
+
 def has_gpu() -> bool:
     """Return True if the backend computes on a GPU."""
     return bool(importlib.import_module(f"sparkdl.modeling.backends.{_backend()}").has_gpu())

@@ -17,6 +17,7 @@ from sparkdl.errors import ModelError
 from sparkdl.modeling import keras_internals, optimizers, signature
 from sparkdl.modeling.backends.base import Reading, RoundMeans
 from sparkdl.modeling.backends.stateful import StatefulReplica
+from sparkdl.modeling.keras_variables import undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -150,11 +151,7 @@ class TensorFlowReplica(StatefulReplica):
         if len(reading.vector) <= (min(most, self._size) if adds else most):
             return reading._replace(sliced=True)
         if self.slices is None and not adds:
-            raise ModelError(
-                "Workers cannot average the sparse gradients of embeddings among themselves: the steps of "
-                f"{type(optimizers.inner(self._model)).__name__} would differ from those of model.fit. Set "
-                'placement="driver".'
-            )
+            raise cannot_average(self._model)
         if most and not adds and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -203,6 +200,30 @@ class TensorFlowReplica(StatefulReplica):
     def array(self, packed: Any) -> Vector:
         """Return a flat tensor as an array. Unlike packed.numpy(), this does not copy host memory."""
         return np.asarray(packed)
+
+
+def cannot_average(model: keras.Model) -> ModelError:
+    """Return the error for sparse gradients that workers would have to average among themselves."""
+    return ModelError(
+        "Workers cannot average the sparse gradients of embeddings among themselves: the steps of "
+        f"{type(optimizers.inner(model)).__name__} would differ from those of model.fit. Set "
+        'placement="driver", or frequency to a number of batches or "epoch".'
+    )
+
+
+def has_slices(model: keras.Model, x: Any, y: Any, weights: Any) -> bool:
+    """Return True if the gradient of a model's loss on some rows has slices, as that of an embedding has.
+
+    Also False if the model computes its loss in a step of its own.
+    """
+    try:
+        with undisturbed(model), tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=False), weights)
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    except Exception as error:  # noqa: BLE001 - the code of a model with steps of its own may raise any error
+        logger.debug("The gradient of the first row is not known: %r", error)
+        return False
+    return any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
 
 
 def _slices(variable: Any, rows: Any, values: Any) -> tf.IndexedSlices:
