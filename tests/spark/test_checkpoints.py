@@ -290,6 +290,7 @@ def test_a_run_that_was_stopped_is_over(spark, problem, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("settings", [{}, {"mode": "asynchronous"}, {"placement": "executors"}])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_complete_run_does_not_resume_with_other_rows(spark, problem, tmp_path, settings, stopped):

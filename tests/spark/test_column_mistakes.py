@@ -154,6 +154,7 @@ def test_validation_rows_without_weights_count_once_each(spark, frame):
     assert expected["loss"] == pytest.approx(history.history["val_loss"][0], rel=1e-5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("ours", "theirs"), [("boolean", "int"), ("int", "boolean"), ("tinyint", "double"), ("boolean", "float")]
 )

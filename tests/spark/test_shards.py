@@ -206,26 +206,31 @@ def test_states_of_rules_that_cannot_be_sent_are_named(spark, state, error, word
         trained("executors", frequency=2, merge=Own())
 
 
-def test_the_slices_of_an_embedding_are_refused(spark, jobs):
-    """Sparse gradients whose sum changes an adaptive step are refused before a job; others are summed."""
+def fit_embedding(optimizer, num_workers=2, **settings):
+    """Train a model with an embedding, with shards on the executors."""
     x = np.arange(64, dtype=np.int32)[:, None] % 8
+    layers = [keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+    model.compile(optimizer, "mse")
+    spark_model = SparkModel(model, placement="executors", num_workers=num_workers, **settings)
+    spark_model.fit(x, x.astype(np.float32), batch_size=16, verbose=0)
 
-    def fit(optimizer, num_workers=2, **settings):
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
-        model.compile(optimizer, "mse")
-        SparkModel(model, placement="executors", num_workers=num_workers, **settings).fit(
-            x, x.astype(np.float32), batch_size=16, verbose=0
-        )
 
-    fit("sgd")
-    fit("adam", frequency=2)
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"frequency": "auto"}])
+def test_the_slices_of_an_embedding_are_refused(spark, jobs, settings):
+    """Sparse gradients whose sum changes an adaptive step are refused before a job."""
     before = jobs()
-    for settings in ({}, {"num_workers": 1}, {"frequency": "auto"}):
-        with pytest.raises(ModelError, match="sparse gradients.*placement=.driver."):
-            fit("adam", **settings)
+    with pytest.raises(ModelError, match="sparse gradients.*placement=.driver."):
+        fit_embedding("adam", **settings)
+
     assert before == jobs()
+
+
+@pytest.mark.whole
+def test_the_slices_of_an_embedding_are_summed(spark):
+    """Sparse gradients are summed for an optimizer that adds them up; windows exchange weights."""
+    fit_embedding("sgd")
+    fit_embedding("adam", frequency=2)
 
 
 @pytest.mark.parametrize(
