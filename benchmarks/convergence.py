@@ -439,7 +439,8 @@ def verdict(setting: Case, gaps: list[float]) -> str:
     points less. In rounds of 16 batches it is 0.3 points less; elsewhere 0.5 with up to 4 workers and 1 with
     8. A higher score always meets it.
     """
-    if setting.mode == "plain" or setting.merge or setting.rate or len(gaps) < LEAST_SEEDS:
+    judged = setting.mode != "plain" and setting.frequency != "auto" and not (setting.merge or setting.rate)
+    if not judged or len(gaps) < LEAST_SEEDS:
         return ""
     mean, half = harness.paired_interval(gaps)
     rounds = setting.mode == "synchronous" and setting.frequency != "epoch"
@@ -485,7 +486,7 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
     """Return the combinations that fell short, each with its worst problem, in the order of ``Shortfall``.
 
     A default falls short if its five seeds miss the bar. A named rule falls short if the single seed of the
-    pilot is at least one point below plain Keras. A joint start falls short if the mean of its three seeds
+    pilot is at least one point below plain Keras. A joint start falls short if the mean of its seeds
     misses its bar by a tenth of a point. All fall short if a run diverged.
     """
     found: dict[tuple, tuple] = {}
@@ -540,7 +541,7 @@ def listed(answers: dict[Case, dict]) -> str:
         "named rule, with its default settings, that scored at least one point below plain Keras with the "
         "single seed of the pilot. Each entry names the problem with the largest shortfall. The driver's "
         "warnings apply the rows for Adam to all optimizers except SGD, and the rows for n = 16 to every "
-        "number of batches. A joint start (auto) is listed if the mean of its three seeds misses its bar by "
+        "number of batches. A joint start (auto) is listed if the mean of its seeds misses its bar by "
         "a tenth of a point: 0.3 points with up to 4 workers, 0.7 with 8 and 1.5 with 16."
     )
     return f"{bars}\n\n{table(['', 'merge', 'optimizer', 'points vs. plain Keras'], rows)}"

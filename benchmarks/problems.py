@@ -195,25 +195,40 @@ def tabular():
 
 
 def transformer():
-    """Return a block of causal attention over 32 numbers per character, without dropout.
+    """Return a block of causal attention over 32 numbers per character, with fixed positions and no dropout.
 
     Characters are one-hot and dense. With an Embedding, Keras's Adam on TensorFlow takes different steps than
     with the same matrix and a dense gradient, and they differ between one process and several.
     """
-    return blocks(len(ALPHABET) + 1, 1, 0.0)
+    places = keras.layers.Embedding(CONTEXT, 32)(keras.ops.arange(CONTEXT)[None])  # a constant
+    return blocks(len(ALPHABET) + 1, lambda codes: places, 1, 0.0)
 
 
 def deep_transformer():
-    """Return two blocks of causal attention over 32 numbers per word piece, with dropout."""
-    return blocks(PIECES, 2, 0.1)
+    """Return two blocks of causal attention over 32 numbers per word piece, with dropout.
+
+    Positions are learned. Like the pieces, they are one-hot and dense.
+    """
+
+    def places(codes):
+        numbers = keras.ops.cumsum(keras.ops.ones_like(codes), axis=1) - 1
+        return keras.layers.Dense(32, use_bias=False)(keras.ops.one_hot(numbers, CONTEXT))
+
+    return blocks(PIECES, places, 2, 0.1)
 
 
-def blocks(vocabulary, count, dropout):
-    """Return blocks of causal attention with normalization before each part, and learned positions."""
+def blocks(vocabulary, places, count, dropout):
+    """Return a model of blocks of causal attention, with normalization before each part.
+
+    Args:
+        vocabulary: the number of codes.
+        places: a function that returns the vectors of the positions of a batch of codes.
+        count: the number of blocks.
+        dropout: the rate of dropout after each part of a block.
+    """
     layers = keras.layers
     codes = keras.Input((CONTEXT,), dtype="int32")
-    places = layers.Embedding(CONTEXT, 32)(keras.ops.arange(CONTEXT)[None])
-    found = layers.Dense(32, use_bias=False)(keras.ops.one_hot(codes, vocabulary)) + places
+    found = layers.Dense(32, use_bias=False)(keras.ops.one_hot(codes, vocabulary)) + places(codes)
     for _ in range(count):
         seen = layers.LayerNormalization()(found)
         heads = layers.MultiHeadAttention(4, 8)(seen, seen, use_causal_mask=True)
