@@ -513,7 +513,27 @@ def shortfalls(answers: dict[Case, dict], epochs: int = 15) -> list[tuple]:
             key = one.mode, kind, rule, one.optimizer != "sgd", one.workers
             points = float("inf") if lost else -statistics.fmean(gaps)
             found[key] = max(found.get(key, (0.0, "")), (points, one.problem))
-    return [(*key, round(points, 1), problem) for key, (points, problem) in sorted(found.items())]
+    return [
+        (*key, round(points, 1), problem, next_that_met(key, found, settings, epochs))
+        for key, (points, problem) in sorted(found.items())
+    ]
+
+
+def next_that_met(key: tuple, found: dict[tuple, tuple], settings: set[Case], epochs: int) -> int | None:
+    """Return the next larger number of workers of a combination; None if it fell short too, or if none is."""
+    mode, kind, rule, adaptive, workers = key
+    larger = {
+        one.workers
+        for one in settings
+        if (one.mode, one.frequency if isinstance(one.frequency, str) else "n") == (mode, kind)
+        and (rule_of(one).name if one.merge else "") == rule
+        and (one.optimizer != "sgd") == adaptive
+        and one.epochs == epochs
+        and not one.rows
+        and one.workers > workers
+    }
+    after = min(larger, default=None)
+    return None if (*key[:4], after) in found else after
 
 
 def data_file(answers: dict[Case, dict]) -> str:
@@ -523,13 +543,15 @@ def data_file(answers: dict[Case, dict]) -> str:
     records = [dict(zip(Shortfall._fields, line, strict=True)) for line in shortfalls(answers)]
     for record in records:
         record["points"] = None if record["points"] == float("inf") else record["points"]
+        if record["below"] is None:
+            del record["below"]
     return "[\n" + ",\n".join(f"  {json.dumps(record)}" for record in records) + "\n]\n"
 
 
 def listed(answers: dict[Case, dict]) -> str:
     """Return the combinations that fell short as a table, with one line for all numbers of workers."""
     lines: dict[tuple, list[str]] = {}
-    for mode, kind, rule, adaptive, workers, points, problem in shortfalls(answers):
+    for mode, kind, rule, adaptive, workers, points, problem, _ in shortfalls(answers):
         setting = f"{mode}/{kind}", rule or "default", "Adam" if adaptive else "SGD"
         lost = "diverged" if points == float("inf") else f"−{points}"
         lines.setdefault(setting, []).append(f"K = {workers}: {lost} ({problem})")

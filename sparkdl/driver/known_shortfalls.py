@@ -27,6 +27,8 @@ class Shortfall(NamedTuple):
         workers: the number of workers.
         points: hundredths of accuracy, or of R², below plain Keras; inf for a run that diverged.
         problem: the problem with the largest shortfall.
+        below: the next larger number of workers in the study, if it did not fall short; None: it did, or
+            there is none.
     """
 
     mode: str
@@ -36,6 +38,7 @@ class Shortfall(NamedTuple):
     workers: int
     points: float
     problem: str
+    below: int | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Shortfall:
@@ -63,8 +66,7 @@ def shortfall(
 
     The nearest is the largest number in the study that is at most ``workers``. Results with fewer workers
     differ in both directions, so their maximum may belong to another run: ADAG once per epoch scores 102.5
-    points below plain Keras with one worker, but 12.2 points with eight. A combination that falls short
-    does so with every larger number in the study too, so the nearest number is always in the data file.
+    points below plain Keras with one worker, but 12.2 points with eight.
 
     Args:
         merge: a rule, the name of one, or None, as ``SparkModel`` takes it.
@@ -77,7 +79,8 @@ def shortfall(
     mode = "asynchronous" if mode == "hogwild" else mode
     frequency = "auto" if joint_start else {None: "epoch", 1: "batch"}.get(window, "n")
     key = mode, frequency, _name(merge), adaptive
-    seen = [one for one in known() if one[:4] == key and one.workers <= workers]
+    near = [one for one in known() if one[:4] == key and one.workers <= workers]
+    seen = [one for one in near if one.below is None or workers < one.below]
     return max(seen, key=lambda one: one.workers, default=None)
 
 

@@ -34,18 +34,23 @@ def test_the_data_file_is_what_the_journal_says():
     assert convergence.data_file(answers) == written
 
 
-def test_a_combination_that_falls_short_does_so_with_more_workers():
-    """Each combination of the data file has every larger number of workers in the study.
+def test_a_number_of_workers_that_met_the_bar_is_not_warned_of():
+    """A combination of the data file names the next number of workers in the study, if it met the bar."""
+    found = {(*one[:4], one.workers) for one in known()}
 
-    ``shortfall`` relies on it: otherwise it would warn of a number of workers that met the bar.
-    """
-    found = {}
     for one in known():
-        found.setdefault(one[:4], []).append(one.workers)
+        measured = MEASURED_AFTER_JOINT if one.frequency == "auto" else MEASURED
+        larger = [number for number in measured if number > one.workers]
+        short = [(*one[:4], number) in found for number in larger[:1]]
+        assert one.below == (None if not larger or short == [True] else larger[0])
 
-    for (_, frequency, *_), each in found.items():
-        measured = MEASURED_AFTER_JOINT if frequency == "auto" else MEASURED
-        assert tuple(sorted(each)) == measured[-len(each) :]
+
+def test_a_joint_start_is_warned_of_up_to_the_next_number_of_workers():
+    """A joint start fell short with 4 workers, but not with 8."""
+    settings = {"mode": "synchronous", "window": 16, "adaptive": True, "joint_start": True}
+    found = {workers: shortfall(None, workers=workers, **settings) for workers in (3, 4, 7, 8, 20)}
+
+    assert [None, 4, 4, None, None] == [one and one.workers for one in found.values()]
 
 
 def test_a_wheel_has_the_data_file():
