@@ -10,9 +10,8 @@ out the noise of a small batch. Each part is a run of its own; callbacks and His
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from sparkdl.config import AUTO, AUTO_WINDOW, Placement, TrainConfig
 from sparkdl.driver.checkpoint_policy import newest_checkpoint, require_packable
@@ -109,7 +108,7 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
     fit = replace(request.fit, initial_epoch=epoch, seed=first.checkpoints.seed)
     size = window_batch_size(fit.batch_size, request.num_workers)
     if began:
-        _note_cheap_exchanges(first)
+        note_cheap_exchanges([worker["times"] for worker in first.record.workers()])
     following = _in_windows(
         replace(request, fit=fit, carried=None if began else request.carried, held=first.held), size
     )
@@ -126,13 +125,15 @@ def continued(request: Request, first: FitRun, epoch: int) -> FitRun:
     return run
 
 
-def _note_cheap_exchanges(first: FitRun) -> None:
-    """Log that windows save little time, if exchanges took a small part of a joint start."""
-    times = np.sum([worker["times"] for worker in first.record.workers() if worker["times"]], axis=0)
-    seconds = dict(zip(ACTIVITIES, np.atleast_1d(times), strict=False))
-    exchanging = sum(seconds.get(activity, 0.0) for activity in EXCHANGING)
-    share = exchanging / max(1e-9, sum(seconds.values()))
-    if times.size and share < CHEAP:
+def note_cheap_exchanges(times: Sequence[Sequence[float]]) -> None:
+    """Log that windows save little time, if exchanges took a small part of a joint start.
+
+    Args:
+        times: the seconds of each of ``messages.ACTIVITIES`` of each worker; empty if they are not known.
+    """
+    seconds = dict(zip(ACTIVITIES, map(sum, zip(*filter(None, times), strict=True)), strict=False))
+    share = sum(seconds.get(activity, 0.0) for activity in EXCHANGING) / max(1e-9, sum(seconds.values()))
+    if seconds and share < CHEAP:
         logger.info(
             'Exchanges took %.0f %% of the workers\' time in the joint start. With frequency="batch" the fit '
             "would take hardly longer, and would end with the weights of plain Keras.",

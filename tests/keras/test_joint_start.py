@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.api.joint_start import joint_epochs, window_batch_size, windows_of
+from sparkdl.api.joint_start import joint_epochs, note_cheap_exchanges, window_batch_size, windows_of
 from sparkdl.config import FitConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.ml.params import TrainingParams
@@ -84,3 +84,21 @@ def test_a_spark_model_shows_both_rules():
     assert "merge: mean of gradients, then average" in repr(
         SparkModel(model, frequency="auto", merge="average")
     )
+
+
+@pytest.mark.parametrize(
+    ("times", "noted"),
+    [
+        ([[1.0, 18.0, 0.5, 0.5, 0.0], [], [2.0, 17.0, 0.5, 0.0, 0.4]], True),
+        ([[0.0, 5.0, 1.0, 3.0, 1.0]], False),
+        ([[0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 9.5, 0.0, 0.0, 0.0]], True),
+        ([[], []], False),
+        ([], False),
+    ],
+)
+def test_a_fit_whose_exchanges_are_cheap_names_the_alternative(caplog, times, noted):
+    """At the switch a fit says if exchanges took less than a tenth of the workers' time."""
+    caplog.set_level("INFO", "sparkdl")
+    note_cheap_exchanges(times)
+
+    assert noted == ('With frequency="batch" the fit would take hardly longer' in caplog.text)

@@ -274,16 +274,6 @@ def test_without_joint_epochs_the_windows_are_traced_and_named(problem, caplog):
     assert expected in caplog.messages
 
 
-@pytest.mark.parametrize(("cheap", "noted"), [(1.0, True), (0.0, False)])
-def test_a_fit_whose_exchanges_are_cheap_names_the_alternative(problem, monkeypatch, caplog, cheap, noted):
-    """At the switch the fit says if windows save little time."""
-    monkeypatch.setattr("sparkdl.api.joint_start.CHEAP", cheap)
-    caplog.set_level("INFO", "sparkdl")
-    fitted(problem, epochs=2)
-
-    assert noted == ('With frequency="batch" the fit would take hardly longer' in caplog.text)
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize("batch", [10, 60])
 def test_a_lost_worker_changes_no_bit(problem, tmp_path, batch):
