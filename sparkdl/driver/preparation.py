@@ -395,7 +395,7 @@ def _look_at_rows(
         validation.schema, settled = settle(model, validation, "test_step")
     begins_joint = user.config.joint or user.config.frequency == AUTO
     if begins_joint and user.config.placement is Placement.EXECUTORS:
-        require_averageable(model, first.x, first.y, first.weights)
+        require_averageable(model, first[:3], user.builder, user.custom_objects)
     schema = share_weights(source, validation)
     if fit.class_weight is not None:
         schema = _with_class_weights(source.schema, schema)

@@ -13,8 +13,9 @@ from worker_threads import train
 
 from sparkdl.core.sparse_gradients import decode
 from sparkdl.data.batch import Batch
+from sparkdl.errors import ModelError
 from sparkdl.modeling.backends.base import RoundMeans
-from sparkdl.modeling.backends.choice import make_replica, sliced_tables
+from sparkdl.modeling.backends.choice import make_replica, require_averageable, sliced_tables
 from sparkdl.modeling.keras_variables import Layouts
 from sparkdl.server.aggregation import Hybrid
 from sparkdl.server.local_exchange import LocalExchange
@@ -232,6 +233,59 @@ def test_more_slices_than_are_exchanged_are_added_up(optimizer, words, caplog):
     assert not reading.sliced
     assert len(reading.vector) == Layouts.of(model).trainable.size
     assert "\n".join(caplog.messages).count("more than workers exchange") == words
+
+
+class Mean(keras.Model):
+    """A model whose weights are a table, of which it averages rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(50, 1)
+
+    def call(self, places):
+        return keras.ops.mean(self.table(places), axis=1)
+
+
+class MeanInTraining(Mean):
+    """A model that looks up rows in training only."""
+
+    def call(self, places, training=False):
+        if training:
+            return super().call(places)
+        return keras.ops.mean(keras.ops.one_hot(places, 50) @ self.table.embeddings, axis=1)
+
+
+class MeanWithStep(Mean):
+    """A model with a training step of its own, which computes the loss itself."""
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        places, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(places, training=True) - y) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, [each.value for each in variables]), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(not SLICED, reason="gradients are dense on this backend")
+@pytest.mark.parametrize("kind", [Mean, MeanInTraining, MeanWithStep])
+def test_slices_that_cannot_be_averaged_are_found_on_the_driver(kind):
+    """Slices of the training gradients are found from a single row, and the model stays unchanged."""
+    for optimizer in ("sgd", "adam"):
+        model = kind()
+        model.compile(optimizer, "mse" if kind is not MeanWithStep else None)
+        model(X[1], training=True)
+        before, row = vector(model), (X[1][:1], RATINGS[:1], None)
+        if optimizer == "sgd":
+            require_averageable(model, row)
+        else:
+            with pytest.raises(ModelError, match="cannot average the sparse gradients of embeddings"):
+                require_averageable(model, row)
+
+        assert vector(model).tobytes() == before.tobytes()
+        assert type(model.optimizer).__name__.lower() == optimizer
 
 
 class Kept(Loop):

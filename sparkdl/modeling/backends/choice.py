@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -121,8 +121,16 @@ def averages_embeddings(model: keras.Model) -> bool:
     return averages_slices(model)
 
 
-def require_averageable(model: keras.Model, x: Any, y: Any, weights: Any) -> None:
-    """Require gradients that workers can average among themselves, judged by the gradient of some rows.
+def require_averageable(
+    model: keras.Model, row: Sequence[Any], builder: Any = None, objects: Any = None
+) -> None:
+    """Require gradients that workers can average among themselves, judged by the gradients of some rows.
+
+    Args:
+        model: a compiled and built model.
+        row: x, y and weights of some rows.
+        builder: the function that built the model, if any.
+        objects: custom objects that the model needs.
 
     Raises:
         ModelError: the gradients have slices, and the optimizer does not simply add them up.
@@ -131,7 +139,7 @@ def require_averageable(model: keras.Model, x: Any, y: Any, weights: Any) -> Non
         return
     from sparkdl.modeling.backends import tensorflow
 
-    if tensorflow.has_slices(model, x, y, weights):
+    if tensorflow.has_slices(model, row, builder, objects):
         raise tensorflow.cannot_average(model)
 
 

@@ -13,9 +13,20 @@ import tensorflow as tf
 from sparkdl.core.sparse_gradients import Table, decode, densified
 from sparkdl.core.tree import split
 from sparkdl.core.vectors import ALIGNMENT, Array, Vector, address
+from sparkdl.data.batch import Batch
 from sparkdl.errors import ModelError
-from sparkdl.modeling import keras_internals, optimizers, signature
+from sparkdl.modeling import (
+    execution,
+    keras_internals,
+    keras_metrics,
+    keras_settings,
+    losses,
+    optimizers,
+    serialization,
+    signature,
+)
 from sparkdl.modeling.backends.base import Reading, RoundMeans
+from sparkdl.modeling.backends.common import Capture
 from sparkdl.modeling.backends.stateful import StatefulReplica
 from sparkdl.modeling.keras_variables import undisturbed
 
@@ -211,19 +222,44 @@ def cannot_average(model: keras.Model) -> ModelError:
     )
 
 
-def has_slices(model: keras.Model, x: Any, y: Any, weights: Any) -> bool:
-    """Return True if the gradient of a model's loss on some rows has slices, as that of an embedding has.
+def has_slices(model: keras.Model, row: Sequence[Any], builder: Any = None, objects: Any = None) -> bool:
+    """Return True if the gradient of a model on some rows has slices, as that of an embedding has.
 
-    Also False if the model computes its loss in a step of its own.
+    Also False if the model fails on the rows.
+
+    Args:
+        model: a compiled and built model.
+        row: x, y and weights of some rows.
+        builder: the function that built the model, if any.
+        objects: custom objects that the model needs.
     """
     try:
-        with undisturbed(model), tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=False), weights)
-        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
-    except Exception as error:  # noqa: BLE001 - the code of a model with steps of its own may raise any error
-        logger.debug("The gradient of the first row is not known: %r", error)
+        if losses.is_own(model, "train_step"):
+            gradients = _gradients_of_step(model, row, builder, objects)
+        else:
+            gradients = _gradients_of_loss(model, *row)
+    except Exception:  # the user's model or step may raise anything on a few rows
+        logger.debug("The gradients of the first row are unknown.", exc_info=True)
         return False
     return any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
+
+
+def _gradients_of_loss(model: keras.Model, x: Any, y: Any, weights: Any) -> list[Any]:
+    """Return the gradients of the loss that Keras computes, by trainable variable."""
+    with undisturbed(model), tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True), weights)
+    return list(tape.gradient(loss, [variable.value for variable in model.trainable_variables]))
+
+
+def _gradients_of_step(model: keras.Model, row: Sequence[Any], builder: Any, objects: Any) -> list[Any]:
+    """Return the gradients that the user's training step applies, from a copy of the model."""
+    with keras_settings.alone():
+        copy = serialization.copy_of(model, objects) if builder is None else builder()
+        keras_metrics.build_metrics(copy, *row, step="train_step")
+        capture = Capture(copy)
+        with capture.in_place():
+            execution.take_step(copy, "train_step", Batch(*row).to_data())
+    return capture.gradients
 
 
 def _slices(variable: Any, rows: Any, values: Any) -> tf.IndexedSlices:
