@@ -13,6 +13,8 @@ In a message, a gradient with slices replaces the dense one, as float32 or int32
 * the directory: for each of these variables, its index among the trainable variables and its number of
   slices, int32;
 * the number of variables with slices, int32.
+
+If the run has a codec, the float32 words are replaced by those of the codec.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl.core.codecs import Codec
 from sparkdl.core.reduction import Mean, Reduction
 from sparkdl.core.vectors import EMPTY, Layout, Vector
 from sparkdl.errors import WireError
@@ -152,6 +155,54 @@ def encode(slices: Slices) -> Vector:
     parts = [slices.rest, *(values.reshape(-1) for _, values in found)]
     whole = [*(rows for rows, _ in found), np.array([*directory, len(found)])]
     return np.concatenate([*parts, *(part.astype(np.int32).view(np.float32) for part in whole)])
+
+
+def compressed(vector: Vector, codec: Codec, place: tuple[int, int]) -> Vector:
+    """Return the words of a message with the float32 words encoded by a codec.
+
+    Args:
+        vector: the words, as ``encode`` returns them.
+        codec: the codec.
+        place: as in ``Codec.encode``.
+    """
+    size = len(vector) - _num_integers(vector)
+    return np.concatenate([codec.encode(vector[:size], place), vector[size:]])
+
+
+def decompressed(words: Vector, codec: Codec, most: int | None = None) -> Vector:
+    """Return the words of a message without a codec.
+
+    Args:
+        words: the words, as ``compressed`` returns them.
+        codec: the codec.
+        most: maximum number of words that are returned; None: no limit.
+
+    Raises:
+        WireError: the words do not hold a gradient, or too many words.
+    """
+    integers = _num_integers(words)
+    start = len(words) - integers
+    size = codec.size_of(words[:start])
+    if most is not None and size + integers > most:
+        raise WireError(f"Expected a sparse gradient of at most {most} words; got {size + integers}.")
+    return np.concatenate([codec.decode(words[:start], size), words[start:]])
+
+
+def _num_integers(vector: Vector) -> int:
+    """Return the number of int32 words at the end of a message.
+
+    Raises:
+        WireError: the directory does not match the number of words.
+    """
+    words = vector.view(np.int32)
+    num_sliced = int(words[-1]) if len(words) else 0
+    if not 1 <= num_sliced <= (len(words) - 1) // 2:
+        raise WireError(f"Expected a sparse gradient; got one with slices of {num_sliced} variables.")
+    counts: list[int] = words[-2 * num_sliced : -1 : 2].tolist()
+    integers = sum(counts) + 2 * num_sliced + 1
+    if min(counts) < 0 or integers > len(words):
+        raise WireError(f"Expected a sparse gradient of {len(words)} words; got one of {integers} or more.")
+    return integers
 
 
 def densified(slices: Slices, tables: Tables, keep: Collection[int] = ()) -> Slices:

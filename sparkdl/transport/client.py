@@ -23,6 +23,7 @@ from typing import Any, TypeVar, Unpack
 
 from sparkdl.core.buffer_pool import BufferPool
 from sparkdl.core.codecs import Codec, salt_of
+from sparkdl.core.sparse_gradients import compressed, decompressed
 from sparkdl.core.vectors import EMPTY, Vector, as_bytes
 from sparkdl.data.fingerprint import NOTHING, Fingerprint
 from sparkdl.errors import RefusedError, TransportError
@@ -287,7 +288,7 @@ class HttpExchange(Exchange):
         update.generation = self.identity["generation"]
         update.run = self.endpoint.run
         update.layout = self.layout if update.layout == messages.NO_ID else update.layout
-        if self.codec is not None and update.kind in ENCODED and Flag.SLICES not in update.flags:
+        if self.codec is not None and update.kind in ENCODED:
             update = _encoded(update, self.codec)
         self._sent = self._connection.attempt(partial(self._connection.send, update))
         return update
@@ -325,8 +326,7 @@ class HttpExchange(Exchange):
             partial(connection.send, ticket), partial(connection.receive, memory), sent=sent
         )
         if self.codec is not None and Flag.ENCODED in reply.flags:
-            words = reply.parameters
-            reply.parameters = self.codec.decode(words, self.codec.size_of(words))
+            reply.parameters = _decoded(reply, self.codec)
             reply.flags &= ~Flag.ENCODED
             if len(memory) == len(reply.parameters):
                 memory[:] = reply.parameters
@@ -347,8 +347,23 @@ def _encoded(update: Update, codec: Codec) -> Update:
     if not len(update.parameters):
         return update
     place = (update.sequence << 32 | salt_of(update.layout)) & WORD, update.worker + 1
-    words = codec.encode(update.parameters, place)
+    if Flag.SLICES in update.flags:
+        words = compressed(update.parameters, codec, place)
+    else:
+        words = codec.encode(update.parameters, place)
     return replace(update, parameters=words, flags=update.flags | Flag.ENCODED)
+
+
+def _decoded(reply: Reply, codec: Codec) -> Vector:
+    """Return the parameters of a reply without the codec.
+
+    Raises:
+        WireError: the parameters are not words of the codec.
+    """
+    words = reply.parameters
+    if Flag.SLICES in reply.flags:
+        return decompressed(words, codec)
+    return codec.decode(words, codec.size_of(words))
 
 
 def report_failure(endpoint: Endpoint, **fields: Unpack[FailureReport]) -> None:

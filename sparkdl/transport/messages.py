@@ -4,7 +4,8 @@ A message is a fixed little-endian header, then up to four sections of raw bytes
 
 * parameters: ``count`` float32, the flat trainable variables, or their gradient or delta, from element
   ``offset`` on (always 0). With the flag SLICES: ``count`` words that encode a gradient with slices, see
-  ``core.sparse_gradients``. With the flag ENCODED: ``count`` words of the run's codec, see ``core.codecs``.
+  ``core.sparse_gradients``. With the flag ENCODED: ``count`` words of the run's codec, see ``core.codecs``;
+  with both flags, only the numbers of the gradient are encoded.
 * statistics: ``statistics`` float32, the flat moving statistics.
 * metrics: ``metrics`` bytes, the states of the worker's metrics, each in its own dtype. For arrays of the
   user's own: their dtype in NumPy's notation.
@@ -95,7 +96,7 @@ class Flag(IntFlag, boundary=STRICT):
     SEND_STATE = 32  # reply: the worker must send its state (kind STATE) before its next update
     SPEAK = 64  # reply: this worker reports the weights and optimizer that all replicas share
     SLICES = 128  # update and reply: the gradient has slices
-    ENCODED = 256  # update and reply: the parameters are words of the run's codec (``core.codecs``)
+    ENCODED = 256  # update and reply: the run's codec encodes the parameters (``core.codecs``)
     RESEND = 512  # reply, with AGAIN: the sections were not read; send the update again
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sparkdl.core.reduction import Reduction
-from sparkdl.core.sparse_gradients import SliceMean, Tables, decode, most_words
+from sparkdl.core.sparse_gradients import SliceMean, Tables, compressed, decode, decompressed, most_words
 from sparkdl.core.vectors import Vector
 from sparkdl.server.aggregation import limits
 from sparkdl.server.aggregation.rounds import Hybrid, SynchronousRounds
@@ -63,6 +65,18 @@ class GradientRounds(SynchronousRounds):
             return decode(update.parameters, self.tables).parts
         return super().numbers(update)
 
+    def decoded(self, update: Update) -> Update:
+        """Return an update with its parameters as float32, and the row indices of slices.
+
+        Raises:
+            WireError: the parameters are not those of an update of this model.
+        """
+        both = Flag.SLICES | Flag.ENCODED
+        if self.codec is None or both not in update.flags or not len(update.parameters):
+            return super().decoded(update)
+        parameters = decompressed(update.parameters, self.codec, self.most)
+        return replace(update, flags=update.flags & ~Flag.ENCODED, parameters=parameters)
+
     def _reduction(self) -> Reduction:
         return SliceMean(self.tables) if self.tables else super()._reduction()
 
@@ -82,10 +96,15 @@ class GradientRounds(SynchronousRounds):
     def _conclude(self, parameters: Vector, statistics: Vector, reply: Reply) -> Reply:
         if len(statistics):
             self.statistics = statistics
-        if getattr(self.reductions[0], "sliced", False):
+        sliced = getattr(self.reductions[0], "sliced", False)
+        if sliced:
             reply.flags |= Flag.SLICES
-        elif self.codec is not None and len(parameters):
-            parameters = self.codec.encode(parameters, (self.round << 32 | self.salt, 0))
+        if self.codec is not None and len(parameters):
+            place = self.round << 32 | self.salt, 0
+            if sliced:
+                parameters = compressed(parameters, self.codec, place)
+            else:
+                parameters = self.codec.encode(parameters, place)
             reply.flags |= Flag.ENCODED
         if self.hybrid is not None:
             self.depth = min(self.depth, self._depth(len(parameters)))

@@ -8,12 +8,15 @@ from coordinators import begun, coordinator_of, give, push, state_of, status_of,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.core.codecs import CODECS
 from sparkdl.core.reduction import Mean
 from sparkdl.core.sparse_gradients import (
     SliceMean,
     Slices,
     Table,
+    compressed,
     decode,
+    decompressed,
     densified,
     encode,
     most_words,
@@ -223,6 +226,68 @@ def test_noise_is_refused_or_a_gradient(noise, start):
     assert dense(slices).shape == (SIZE,)
 
 
+@given(gradients().filter(lambda slices: slices.lookups), st.sampled_from(list(CODECS.values())))
+def test_a_codec_rounds_the_numbers_of_slices_and_keeps_their_rows(slices, codec):
+    """A compressed gradient has the same rows, and its numbers are those that the codec gives."""
+    words, place = encode(slices), (1, 2)
+    found = decode(decompressed(compressed(words, codec, place), codec, len(words)), TABLES)
+    size = sum(map(len, slices.parts))
+    expected = codec.decode(codec.encode(words[:size], place), size)
+
+    assert [(index, rows.tolist()) for index, (rows, _) in found.lookups.items()] == [
+        (index, rows.tolist()) for index, (rows, _) in slices.lookups.items()
+    ]
+    np.testing.assert_array_equal(np.concatenate(found.parts), expected)
+
+
+def test_compressed_slices_take_fewer_words():
+    """A codec shortens the dense numbers and those of the slices; row numbers keep their length."""
+    wide = (Table(1 << 12, 1 << 6), Table(1 << 12, 0))
+    rows = np.zeros(1 << 5, np.int32)
+    words = encode(Slices(np.ones(1 << 12, np.float32), {0: (rows, np.ones((1 << 5, 1 << 6), np.float32))}))
+    sizes = {name: len(compressed(words, codec, (0, 0))) for name, codec in CODECS.items()}
+
+    assert decode(words, wide).num_slices == 1 << 5
+    assert sizes["bf16"] == sizes["fp16"] == 1 + (6144 + 1) // 2 + (1 << 5) + 3
+    assert sizes["int8"] == 1 + 6144 // 1024 + 6144 // 4 + (1 << 5) + 3
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("words", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_compressed_slices_are_refused(words, codec):
+    """Words that are not compressed slices raise WireError, before memory is allocated for them."""
+    with pytest.raises(WireError):
+        decode(decompressed(words, codec, len(WORDS)), TABLES)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_compressed_slices_have_a_limit(codec):
+    """A gradient that would exceed the limit raises WireError."""
+    words = compressed(WORDS, codec, (0, 0))
+
+    assert len(decompressed(words, codec, len(WORDS))) == len(WORDS)
+    with pytest.raises(WireError, match=f"at most {len(WORDS) - 1} words"):
+        decompressed(words, codec, len(WORDS) - 1)
+
+
+@given(
+    st.sampled_from(list(CODECS.values())),
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=12),
+    st.integers(0, 30),
+)
+def test_noise_is_refused_or_compressed_slices(codec, noise, start):
+    """Random words at the end raise WireError, or are compressed slices within the limit."""
+    words = np.concatenate(
+        [compressed(WORDS, codec, (0, 0))[:start], np.array(noise, np.int32).view(np.float32)]
+    )
+    try:
+        found = decompressed(words, codec, len(WORDS))
+        decode(found, TABLES)
+    except WireError:
+        return
+    assert len(found) <= len(WORDS)
+
+
 # -- at the endpoint ------------------------------------------------------------------------------
 
 
@@ -262,6 +327,35 @@ def test_a_worker_without_rows_gets_the_slices_of_the_others():
     replies = together(lambda: push(coordinator, 0), lambda: give(coordinator, sliced_of(coordinator, 1)))
 
     assert [reply.parameters.tobytes() for reply in replies] == [WORDS.tobytes()] * 2
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_round_of_compressed_slices_answers_with_compressed_slices(codec):
+    """The mean of compressed slices is compressed again, with random bits of its round."""
+    coordinator = sliced_coordinator(codec=codec)
+    flags = Flag.SLICES | Flag.ENCODED
+    words = compressed(WORDS, codec, (0, 1))
+    sent = [update_of(coordinator, worker, words, flags=flags) for worker in (0, 1)]
+    replies = together(*(lambda update=update: give(coordinator, update) for update in sent))
+    mean = SliceMean(TABLES)
+    for _ in sent:
+        mean.add_encoded(decompressed(words, codec, len(WORDS)), 4)
+
+    assert [reply.flags for reply in replies] == [flags] * 2
+    expected = compressed(mean.result(), codec, (0, 0)).tobytes()
+    assert [reply.parameters.tobytes() for reply in replies] == [expected] * 2
+    assert coordinator.summary()["slices"] == 6
+
+
+@pytest.mark.parametrize("words", [words for words in MALFORMED.values() if len(words)], ids=len)
+def test_malformed_compressed_slices_change_nothing(words):
+    """Malformed compressed slices change nothing at the endpoint."""
+    coordinator = sliced_coordinator(workers=1, codec=CODECS["bf16"])
+    before = state_of(coordinator)
+    with pytest.raises(WireError):
+        give(coordinator, update_of(coordinator, 0, words, flags=Flag.SLICES | Flag.ENCODED))
+
+    assert before == state_of(coordinator)
 
 
 def test_slices_and_a_dense_gradient_make_a_dense_mean():
